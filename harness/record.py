@@ -1,0 +1,329 @@
+"""A recorded run as the checks see it: recordings by rank, aligned step rows, events. Reads files; judges nothing.
+
+Rows stay raw bytes until somebody opens one: 1,024 ranks x 1,000 steps are 250 MB of bytes, but would be gigabytes of objects.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from harness.model import Ending, Plan, Where
+from harness.probe import protocol
+from harness.probe.protocol import Row
+
+MAX_EVENT_BYTES = 8_000_000  # of one line; a longer one is not ours
+
+
+@dataclass(frozen=True)
+class Event:
+    """One JSON line of a recording."""
+
+    kind: str
+    t_ns: int
+    step: int
+    data: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.data.get(key)
+
+    @property
+    def where(self) -> Where | None:
+        return where_of(self.data.get("site"))
+
+
+def where_of(site: Any) -> Where | None:
+    """The `site` of an event as a Where; None for anything else than a well-formed one."""
+    if not isinstance(site, Mapping) or not isinstance(site.get("file"), str):
+        return None
+    line = site.get("line")
+    return Where(site["file"], line if isinstance(line, int) else 0, str(site.get("func") or ""), str(site.get("text") or ""))
+
+
+def parse_events(blob: bytes) -> Iterator[Event]:
+    """Events of a .jsonl blob; a torn or malformed line is skipped (a killed rank leaves one, a forged recording many)."""
+    for line in blob.split(b"\n"):
+        if not line or len(line) > MAX_EVENT_BYTES:
+            continue
+        try:
+            data = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(data, dict):
+            continue
+        kind, t_ns, step = data.get("k"), data.get("t"), data.get("s", 0)
+        if isinstance(kind, str) and isinstance(t_ns, int) and isinstance(step, int):
+            yield Event(kind, t_ns, step, data)
+
+
+@dataclass
+class Recording:
+    """What one process wrote. `rank` is its rank in the training world; -1 where it has none."""
+
+    stem: str
+    events: list[Event] = field(default_factory=list)
+    rows: bytes = b""  # without the magic
+    params: bytes = b""  # without the magic
+    rank: int = -1
+
+    def of(self, kind: str) -> list[Event]:
+        return self._by_kind.get(kind, [])
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[Event]]:
+        table: dict[str, list[Event]] = {}
+        for event in self.events:
+            table.setdefault(event.kind, []).append(event)
+        return table
+
+    @property
+    def start(self) -> Mapping[str, Any]:
+        first = self.of(protocol.START)
+        return first[0].data if first else {}
+
+    @property
+    def pid(self) -> int:
+        return _int(self.start.get("pid"))
+
+    @property
+    def ppid(self) -> int:
+        return _int(self.start.get("ppid"))
+
+    @property
+    def env_rank(self) -> int:
+        """RANK as the process found it in its environment; -1: unset."""
+        return _int(self.start.get("rank"))
+
+    @property
+    def role(self) -> str:
+        """"main": started by the launcher; "child": made by the script (mp.spawn, fork)."""
+        return str(self.start.get("role") or "main")
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows) // protocol.ROW.size
+
+    def raw(self, index: int) -> bytes:
+        size = protocol.ROW.size
+        return self.rows[index * size : (index + 1) * size]
+
+    def row(self, index: int) -> Row:
+        return Row._make(protocol.ROW.unpack(self.raw(index)))
+
+    def all_rows(self) -> list[Row]:
+        whole = self.num_rows * protocol.ROW.size
+        return [Row._make(fields) for fields in protocol.ROW.iter_unpack(self.rows[:whole])]
+
+    @cached_property
+    def step_index(self) -> dict[int, int]:
+        """Step number -> row index. Steps are written in order; a repeated number keeps the first."""
+        offset, fmt = protocol.NUMBER_OFFSET["step"]
+        size = protocol.ROW.size
+        table: dict[int, int] = {}
+        for index in range(self.num_rows):
+            table.setdefault(fmt.unpack_from(self.rows, index * size + offset)[0], index)
+        return table
+
+    @cached_property
+    def num_steps(self) -> int:
+        """Steps taken so far, thinned ones included."""
+        last = max(self.step_index, default=-1) + 1
+        ends = [_int(e["steps"]) for e in self.of(protocol.END)]
+        return max([last, *ends])
+
+    @cached_property
+    def details(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(step, opt) -> (gradient digests, parameter digests), in the order of `param_names(opt)`."""
+        table: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        at, blob, head = 0, self.params, protocol.DETAIL
+        while at + head.size <= len(blob):
+            step, opt, num = head.unpack_from(blob, at)
+            body = at + head.size
+            end = body + 8 * num
+            if end > len(blob):
+                break
+            values = memoryview(blob)[body:end].cast("I").tolist()
+            table.setdefault((step, opt), (tuple(values[:num]), tuple(values[num:])))
+            at = end
+        return table
+
+    def param_names(self, opt: int) -> list[str]:
+        """Names in the order of the detail digests of optimizer `opt`; the last "params" event of it counts."""
+        for event in reversed(self.of(protocol.PARAMS)):
+            if event["opt"] == opt:
+                names = event["names"]
+                return [str(n) for n in names] if isinstance(names, list) else []
+        return []
+
+
+def _int(value: Any, default: int = -1) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+class Step:
+    """One optimizer step, aligned over the ranks that have it: `raw[rank]` is None where a rank has no such row."""
+
+    __slots__ = ("_rows", "index", "raw")
+
+    def __init__(self, index: int, raw: Sequence[bytes | None]) -> None:
+        self.index = index
+        self.raw = raw
+        self._rows: list[Row | None] | None = None
+
+    def same(self, digest: str) -> bool:
+        """Whether all ranks that have this step agree on a digest, compared on raw bytes."""
+        part = protocol.DIGEST_SLICE[digest]
+        first: bytes | None = None
+        for raw in self.raw:
+            if raw is None:
+                continue
+            if first is None:
+                first = raw[part]
+            elif raw[part] != first:
+                return False
+        return True
+
+    @property
+    def complete(self) -> bool:
+        return all(raw is not None for raw in self.raw)
+
+    def number(self, name: str) -> list[Any]:
+        """One number of every present rank without decoding whole rows."""
+        offset, fmt = protocol.NUMBER_OFFSET[name]
+        return [fmt.unpack_from(raw, offset)[0] for raw in self.raw if raw is not None]
+
+    @property
+    def rows(self) -> list[Row | None]:
+        if self._rows is None:
+            self._rows = [None if raw is None else Row._make(protocol.ROW.unpack(raw)) for raw in self.raw]
+        return self._rows
+
+
+@dataclass
+class Run:
+    """All recordings of a run, put in order. `ranks[r]` is rank r's recording, or None where it never reported."""
+
+    plan: Plan
+    ranks: list[Recording | None]
+    processes: list[Recording]  # every process that reported, the ranks among them
+    ending: Ending = Ending()
+    logs: Mapping[int, str] = field(default_factory=dict)  # launched rank -> its captured output
+    reference: Run | None = None
+    num_cores: int = 1
+    expect: Mapping[str, Any] = field(default_factory=dict)
+    live: bool = False  # the run goes on; the last rows may be missing on some ranks
+
+    @property
+    def present(self) -> list[Recording]:
+        return [r for r in self.ranks if r is not None]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def rank_ids(self) -> tuple[int, ...]:
+        return tuple(range(len(self.ranks)))
+
+    def children_of(self, recording: Recording) -> list[Recording]:
+        return [p for p in self.processes if p is not recording and p.ppid == recording.pid]
+
+    @cached_property
+    def step_numbers(self) -> list[int]:
+        numbers: set[int] = set()
+        for recording in self.present:
+            numbers.update(recording.step_index)
+        return sorted(numbers)
+
+    def steps(self) -> Iterator[Step]:
+        """Aligned steps in order. A rank that has fewer steps is None in the later ones."""
+        tables = [(r, r.step_index) if r is not None else None for r in self.ranks]
+        for number in self.step_numbers:
+            raw: list[bytes | None] = []
+            for entry in tables:
+                if entry is None:
+                    raw.append(None)
+                    continue
+                recording, table = entry
+                index = table.get(number)
+                raw.append(None if index is None else recording.raw(index))
+            yield Step(number, raw)
+
+    def events(self, kind: str) -> Iterator[tuple[int, Event]]:
+        """(rank, event) over all ranks, rank by rank."""
+        for rank, recording in enumerate(self.ranks):
+            if recording is not None:
+                for event in recording.of(kind):
+                    yield rank, event
+
+    @property
+    def num_steps(self) -> int:
+        return max((r.num_steps for r in self.present), default=0)
+
+    @cached_property
+    def finished(self) -> bool:
+        """Every rank ended by itself with exit code 0."""
+        return bool(self.ending.exits) and all(e.code == 0 for e in self.ending.exits) and self.ending.reason == "exited"
+
+
+def assemble(plan: Plan, recordings: Sequence[Recording], **rest: Any) -> Run:
+    """Put recordings into ranks. The training world is the one that init_process_group made; else what the launcher started.
+
+    Processes that the script made itself (mp.spawn) form the world if they made a process group of more than one rank.
+    """
+    grouped: dict[int, Recording] = {}
+    for recording in recordings:
+        joined = [e for e in recording.of(protocol.PROCESS_GROUP) if e["done"] and _int(e["world_size"]) > 0]
+        if joined:
+            grouped.setdefault(_int(joined[-1]["rank"]), recording)
+            size = _int(joined[-1]["world_size"])
+            rest.setdefault("_world", size)
+    world = rest.pop("_world", 0)
+    mains = {r.env_rank if r.env_rank >= 0 else 0: r for r in recordings if r.role == "main"}
+    spawned = any(r.role == "child" for r in grouped.values())
+    if grouped and (spawned or world >= len(mains)):
+        table, size = grouped, max(world, max(grouped) + 1)
+        if not spawned:
+            size = max(size, plan.world_size) if world >= plan.world_size else plan.world_size
+            table = {**mains, **{k: v for k, v in grouped.items() if k < size}}
+    else:
+        table, size = mains, plan.world_size
+    size = min(size, 65_536)
+    ranks: list[Recording | None] = [None] * size
+    for rank, recording in table.items():
+        if 0 <= rank < size:
+            recording.rank = rank
+            ranks[rank] = recording
+    return Run(plan=plan, ranks=ranks, processes=list(recordings), **rest)
+
+
+def load_recordings(rec_dir: Path) -> list[Recording]:
+    """All recordings of a run folder, finished or not; follows no link, opens nothing else."""
+    found: list[Recording] = []
+    if not rec_dir.is_dir() or rec_dir.is_symlink():
+        return found
+    for path in sorted(rec_dir.glob("*.jsonl")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        recording = Recording(stem=path.stem, events=list(parse_events(path.read_bytes())))
+        recording.rows = _tail(path.with_suffix(".rows"), protocol.ROWS_MAGIC)
+        recording.params = _tail(path.with_suffix(".params"), protocol.PARAMS_MAGIC)
+        found.append(recording)
+    return found
+
+
+def _tail(path: Path, magic: bytes) -> bytes:
+    if path.is_symlink() or not path.is_file():
+        return b""
+    blob = path.read_bytes()
+    return blob[len(magic) :] if blob.startswith(magic) else b""
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    """The finite ones of a series."""
+    return [v for v in values if math.isfinite(v)]
