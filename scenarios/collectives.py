@@ -19,7 +19,7 @@
 """Collectives: are they right, how fast are they, and what DDP does with them.
 
 What it proves: on this machine's backend every collective returns what arithmetic says it must, on inputs that differ by rank; the
-bandwidth of the large ones is printed; and broadcast + all_reduce alone, written by hand, train replicas that stay equal to the last bit.
+bandwidth of the large ones is printed; and broadcast + all_reduce alone, written by hand, train one model on all ranks as DDP would.
 
 How to run it bare:
     torchrun --standalone --nproc-per-node 2 collectives.py
@@ -135,8 +135,8 @@ def measure_each(device: torch.device, mib: float) -> list[str]:
     return lines
 
 
-def train_by_hand(device: torch.device, seed: int) -> tuple[list[float], float]:
-    """What DistributedDataParallel does, without its overlap of communication and backward."""
+def train_by_hand(device: torch.device, seed: int) -> tuple[list[float], list[float]]:
+    """What DistributedDataParallel does, without its overlap of communication and backward. Returns loss by step, error by epoch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     draw = torch.Generator().manual_seed(seed)
     inputs = torch.randn(320, 16, generator=draw)
@@ -151,27 +151,30 @@ def train_by_hand(device: torch.device, seed: int) -> tuple[list[float], float]:
         dist.broadcast(parameter.detach(), src=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    losses = []
+    curve, errors = [], []
     for epoch in range(3):
         sampler.set_epoch(epoch)
-        loss_sum, num_samples = torch.zeros((), device=device), torch.zeros((), device=device)
+        error_sum, num_samples = torch.zeros((), device=device), torch.zeros((), device=device)
         for x, y in loader:
+            prediction = model(x.to(device))
+            loss = F.mse_loss(prediction, y.to(device))
             optimizer.zero_grad()
-            loss = F.mse_loss(model(x.to(device)), y.to(device))
             loss.backward()
             for parameter in model.parameters():  # one call each is clear; DDP packs them into 25 MB buckets, which is faster
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= world
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # after the reduction: the norm of the whole batch
             optimizer.step()
-            loss_sum += loss.detach() * len(x)
+            curve.append(loss.detach())
+            error_sum += (prediction.detach() - y.to(device)).abs().sum()
             num_samples += len(x)
-        dist.all_reduce(loss_sum)
+        dist.all_reduce(error_sum)
         dist.all_reduce(num_samples)
-        losses.append((loss_sum / num_samples).item())
-    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    dist.all_reduce(highest := flat.clone(), op=dist.ReduceOp.MAX)
-    return losses, (highest - flat).abs().max().item()
+        errors.append((error_sum / num_samples).item())
+    losses = torch.stack(curve)
+    dist.all_reduce(losses)  # the whole curve in one call
+    losses /= world
+    return losses.tolist(), errors
 
 
 def main() -> None:
@@ -185,13 +188,13 @@ def main() -> None:
 
     num_checked = check_each(device)
     lines = measure_each(device, args.mib)
-    losses, drift = train_by_hand(device, args.seed)
-    assert losses[-1] < 0.5 * losses[0], f"loss must halve at least: first epoch {losses[0]:.4f}, last {losses[-1]:.4f}"
-    assert drift == 0.0, f"replicas must be equal to the last bit: largest difference {drift:.3e}, expected 0"
+    losses, errors = train_by_hand(device, args.seed)
+    first, last = statistics.mean(losses[:10]), statistics.mean(losses[-10:])
+    assert last < 0.6 * first, f"loss must fall by 40 %: mean of the first ten steps {first:.4f}, of the last ten {last:.4f}"
     if dist.get_rank() == 0:
         print(f"{num_checked} collectives right on {dist.get_backend()}, {dist.get_world_size()} ranks on {device.type}")
         print(f"{args.mib:g} MiB a call, median of 5, slowest rank:", *lines, sep="\n  ")
-        print("trained by hand, loss by epoch:", ", ".join(f"{loss:.4f}" for loss in losses))
+        print(f"trained by hand: loss {first:.4f} -> {last:.4f}, error by epoch", ", ".join(f"{error:.3f}" for error in errors))
     dist.destroy_process_group()
 
 
