@@ -1,0 +1,85 @@
+"""What a launcher is: a pure function from a plan to a command. The supervisor executes commands and knows no launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.model import Plan
+from harness.probe import protocol
+
+ENV_RANK = "_HARNESS_RANK_ENV"  # JSON {name: value} that the shim adds to a rank's environment, so that the agent is not probed
+AGENT_LOG = "agent.log"  # in LOG_DIR: what the launcher itself said
+HARNESS_ROOT = Path(__file__).resolve().parents[2]
+LAUNCH_DIR = Path(__file__).resolve().parent
+PROBE_DIR = HARNESS_ROOT / "harness" / "probe"
+
+# A job that ran in this shell before may have left these behind; the agent sets its own, an inline rank must not inherit them.
+INHERITED = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHON_EXEC",
+    protocol.ENV_RUN_DIR, protocol.ENV_RUN_ID, protocol.ENV_PROBE_DIR, protocol.ENV_SHADOWED, protocol.ENV_EXPECT, ENV_RANK,
+)  # fmt: skip
+INHERITED_PREFIX = "PET_"  # torchrun reads an option from PET_<OPTION> where its command line has none
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What preloaded servers a command needs: one a local rank, each with `preload` imported under `env`."""
+
+    count: int
+    preload: tuple[str, ...]
+    script: str
+    python: str
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start, by exact argv and added environment; everything else follows from it."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+    foreground: bool = False  # keeps the terminal of the controller as stdin, stdout and stderr
+    warmth: Warmth | None = None
+    fallback: Command | None = field(default=None)  # used, and said, where servers cannot be had
+
+
+def python_of(plan: Plan) -> str:
+    return plan.python or sys.executable
+
+
+def rank_environment(plan: Plan, run_dir: Path, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a rank gets on top of what it inherits: the marks of the run and the probe in front of PYTHONPATH."""
+    inherited = os.environ if inherited is None else inherited
+    env = dict(plan.env)
+    path = [str(PROBE_DIR / "inject"), *filter(None, [env.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))])]
+    env["PYTHONPATH"] = os.pathsep.join(path)
+    if plan.nodes == 1 and "GLOO_SOCKET_IFNAME" not in inherited:
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host name that resolves to another interface makes gloo wait or fail
+    env[protocol.ENV_RUN_DIR] = str(run_dir.absolute())
+    env[protocol.ENV_RUN_ID] = plan.run_id
+    env[protocol.ENV_PROBE_DIR] = str(PROBE_DIR)
+    env[protocol.ENV_EXPECT] = json.dumps({"nproc": plan.nproc, "nodes": plan.nodes, "script": script_path(plan)})
+    return env
+
+
+def agent_environment(plan: Plan, run_dir: Path) -> dict[str, str]:
+    """The agent is ours but not a rank: it bears the run id and hands the ranks' environment on to the shim."""
+    env = {name: value for name, value in plan.env.items() if name != "PYTHONPATH"}
+    return {**env, protocol.ENV_RUN_ID: plan.run_id, ENV_RANK: json.dumps(rank_environment(plan, run_dir))}
+
+
+def script_path(plan: Plan) -> str:
+    """The script as the user typed it: argv[0] of the rank, as under torchrun."""
+    return plan.scenario.path
+
+
+def shim(plan: Plan, run_dir: Path, file: str, *options: str) -> list[str]:
+    """The start of a rank's command: a tiny interpreter without site-packages (about 15 ms, 9 MB) that keeps the exit code."""
+    return [python_of(plan), "-I", "-S", str(LAUNCH_DIR / file), str(run_dir.absolute()), *options, "--"]

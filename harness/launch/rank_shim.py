@@ -1,0 +1,143 @@
+"""Starts one rank, keeps its output and its exit code. Runs under `python -I -S`: stdlib only, no package of ours.
+
+    rank_shim.py RUN_DIR [--foreground] -- COMMAND...
+
+torchrun's agent reaps a rank and keeps only the first failure; this process stands between them and reports pid and exit of *its* rank on
+the run's FIFO. The rank is a session leader, as under torchrun; it gets every signal that the shim gets, and the shim ends as the
+rank ended, so that the agent sees what it would have seen. A shim that is killed takes its rank along.
+"""
+
+# ruff: noqa: PTH  (pathlib would add a third to the start of this process)
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+
+ENV_RANK = "_HARNESS_RANK_ENV"
+FIFO = "ranks.fifo"
+LOG_DIR = "logs"
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+PR_SET_PDEATHSIG = 1
+
+
+def report(run_dir: str, event: dict[str, object]) -> None:
+    """One line on the FIFO of the supervisor; without a reader (the supervisor is dead) it is dropped."""
+    with contextlib.suppress(OSError):
+        fifo = os.open(os.path.join(run_dir, FIFO), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.write(fifo, json.dumps(event).encode() + b"\n")
+        os.close(fifo)
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot: with the pid it names one process for ever."""
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return int(stat.read().rpartition(b")")[2].split()[19])
+
+
+def die_with_parent(parent: int) -> None:
+    """SIGKILL when the parent dies, whatever the script does with signals; kept over exec, not inherited by its children."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call
+        os._exit(128 + signal.SIGKILL)
+
+
+def open_log(run_dir: str, rank: int) -> int:
+    folder = os.path.join(run_dir, LOG_DIR)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return os.open(os.path.join(folder, f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def rank_environment() -> dict[str, str]:
+    env = dict(os.environ)
+    env.update(json.loads(env.pop(ENV_RANK, "{}")))
+    if env.get("MASTER_PORT") == "0":
+        env["MASTER_PORT"] = str(free_port())
+    return env
+
+
+def execute(command: list[str], env: dict[str, str], log: int | None, parent: int) -> None:
+    """In the forked child: become the rank. Returns only by exception."""
+    if log is not None:
+        os.setsid()
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    die_with_parent(parent)
+    for number in (*FORWARDED, signal.SIGPIPE, signal.SIGXFSZ):  # the interpreter ignores the last two; exec would hand that on
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.execvpe(command[0], command, env)
+
+
+def spawn(command: list[str], env: dict[str, str], log: int | None) -> int:
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        execute(command, env, log, parent)
+    except BaseException as error:
+        os.write(2, f"harness: {command[0]}: {error}\n".encode())
+    os._exit(127)
+
+
+def send(pid: int, number: int, leader: bool) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number) if leader else os.kill(pid, number)
+
+
+def wait(pid: int, leader: bool) -> tuple[int, list[int]]:
+    """The exit code as waitpid gives it, and the signals passed on before; signals are blocked but where they are waited for."""
+    passed: list[int] = []
+    while True:
+        number = signal.sigwait((signal.SIGCHLD, *FORWARDED))
+        if number != signal.SIGCHLD:
+            passed.append(int(number))
+            send(pid, number, leader)
+            continue
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status), passed
+
+
+def end_like(code: int) -> None:
+    """Ends as the rank ended; no second core dump."""
+    if code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.kill(os.getpid(), -code)
+    os._exit(128 - code)
+
+
+def main(argv: list[str]) -> None:
+    run_dir, command = argv[0], argv[argv.index("--") + 1 :]
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD, *FORWARDED))
+    env = rank_environment()
+    rank = int(env["RANK"])
+    foreground = "--foreground" in argv[: argv.index("--")]
+    pid = spawn(command, env, None if foreground else open_log(run_dir, rank))
+    report(run_dir, {"rank": rank, "local_rank": int(env["LOCAL_RANK"]), "pid": pid, "ticks": start_ticks(pid)})
+    code, passed = wait(pid, leader=not foreground)
+    report(run_dir, {"rank": rank, "pid": pid, "code": code, "time_ns": time.time_ns(), "passed": passed})
+    end_like(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

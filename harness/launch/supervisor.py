@@ -1,0 +1,127 @@
+"""The owner of every rank on this node: a small process without torch, started by the controller, in a session of its own.
+
+It reads commands from stdin and tells events on stdout (see job.py). The end of stdin means that the controller is gone, however it died:
+the gang is ended and the supervisor leaves. It is a subreaper, so an orphan of a run becomes its child and cannot escape; Ctrl-C in the
+terminal does not reach it. Runs come one after another; warm servers live on between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from harness.launch import job as wire
+from harness.launch import spawn
+from harness.launch.gang import Gang
+from harness.probe.protocol import SUPERVISOR_FILE
+
+IDLE_S, ENDING_S = 1.0, 0.02
+
+
+class Supervisor:
+    def __init__(self, terminal: tuple[int, ...]) -> None:
+        self._terminal = terminal
+        self._gang: Gang | None = None
+        self._leaving = False
+        self._partial = b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ, self._on_stdin)
+        self._wakeup = _wake_on_signals()
+        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
+
+    def serve(self) -> None:
+        while not (self._leaving and self._gang is None):
+            for key, _ in self._selector.select(self._patience()):
+                key.data()
+            self._reap()
+            if self._gang is not None:
+                self._advance(self._gang)
+
+    def _patience(self) -> float:
+        return ENDING_S if self._gang is not None and self._gang.pressing else IDLE_S
+
+    def _advance(self, gang: Gang) -> None:
+        gang.tick()
+        if gang.ended:
+            self._selector.unregister(gang.fifo)
+            gang.close()
+            self._gang = None
+
+    def _on_stdin(self) -> None:
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            self._selector.unregister(0)
+            return self._leave("controller died")
+        *lines, self._partial = (self._partial + chunk).split(b"\n")
+        for line in lines:
+            self._obey(json.loads(line))
+        return None
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if order["do"] == wire.RUN:
+            self._run(wire.parse_job(order))
+        elif order["do"] == wire.STOP and self._gang is not None:
+            self._gang.stop(order["reason"])
+        elif order["do"] == wire.CLOSE:
+            self._leave("interrupted")
+
+    def _run(self, job: wire.Job) -> None:
+        self._gang = Gang(job, self._tell, lambda: set(), self._terminal)
+        self._selector.register(self._gang.fifo, selectors.EVENT_READ, self._gang.on_fifo)
+        self._gang.start()
+
+    def _leave(self, reason: str) -> None:
+        self._leaving = True
+        if self._gang is not None:
+            self._gang.stop(reason)
+
+    def _on_signal(self) -> None:
+        if signal.SIGTERM in os.read(self._wakeup, 4096):
+            self._leave("interrupted")
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if self._gang is not None:
+                    self._gang.on_child(found[0], os.waitstatus_to_exitcode(found[1]))
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        """To the controller, if it still lives, and to the run folder, if that still exists."""
+        line = json.dumps(event) + "\n"
+        with contextlib.suppress(OSError):
+            os.write(1, line.encode())
+        if self._gang is None:
+            return
+        with contextlib.suppress(OSError):
+            log = spawn.open_private(Path(self._gang.job.run_dir) / SUPERVISOR_FILE)
+            os.write(log, (json.dumps({"t": time.time_ns(), **event}) + "\n").encode())
+            os.close(log)
+
+
+def _wake_on_signals() -> int:
+    """A pipe that becomes readable when a child ends or SIGTERM comes."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return reader
+
+
+def main(arguments: list[str]) -> None:
+    """`arguments`: the descriptors of the controller's terminal, or nothing."""
+    spawn.become_subreaper()
+    Supervisor(tuple(int(word) for word in arguments)).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,40 @@
+"""The real torchrun command in its own process, one fresh interpreter a rank.
+
+Each rank is started by `rank_shim.py`: it writes both streams of the rank into one log as they come, and reports the rank's own pid and
+exit code, which the agent would reap and forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.launch.command import Command, agent_environment, python_of, script_path, shim
+from harness.model import Plan
+from harness.probe import protocol
+
+
+def command(plan: Plan, run_dir: Path) -> Command:
+    rank = [*shim(plan, run_dir, "rank_shim.py"), python_of(plan), "-u", script_path(plan), *plan.script_args]
+    argv = [python_of(plan), "-P", "-m", "torch.distributed.run", *agent_arguments(plan, run_dir), *verbatim(rank)]
+    return Command(tuple(argv), agent_environment(plan, run_dir), plan.cwd)
+
+
+def agent_arguments(plan: Plan, run_dir: Path) -> list[str]:
+    """torchrun's own options: loopback, a port that the system chooses, no restart, nothing left in /tmp."""
+    return [
+        "--nnodes", str(plan.nodes),
+        "--nproc-per-node", str(plan.nproc),
+        "--max-restarts", "0",
+        "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", "127.0.0.1:0",
+        "--rdzv-id", plan.run_id,
+        "--local-addr", "127.0.0.1",
+        "--log-dir", str(run_dir.absolute() / protocol.LOG_DIR / "torchelastic"),
+        "--no-python",
+    ]  # fmt: skip
+
+
+def verbatim(argv: Sequence[str]) -> list[str]:
+    """The agent substitutes `$name` in the rank's arguments; what the user typed has to arrive as it is."""
+    return [argument.replace("$", "$$") for argument in argv]
