@@ -1,0 +1,94 @@
+"""`harness report [RUN]`: the verdict of a run folder, judged again from its recordings; finishes one that a killed controller left."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from harness.commands._output import add_format, as_json, emit, targets
+
+
+def add_parser(sub: Any) -> None:
+    parser = sub.add_parser(
+        "report",
+        help="the verdict of an earlier run",
+        description="Prints the verdict of a run, judged again from its recordings, and exits as that run did. "
+        "A run whose controller was killed is finished from what lies in its folder.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder, its name or part of it (default: the latest)")
+    parser.add_argument("--select", action="append", metavar="CODE[,..]", help="only these checks: codes, names, or families such as SYN")
+    parser.add_argument("--ignore", action="append", metavar="CODE[,..]", help="not these checks")
+    parser.add_argument(
+        "--fail-on", dest="fail_on", metavar="SEVERITY", help="error, warning, advice or never (default: as the run had it)"
+    )
+    add_format(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    import os
+    import sys
+    from pathlib import Path
+
+    from harness import replay, rundir
+    from harness.report import console, junit
+    from harness.report import json as report_json
+
+    cwd = Path.cwd()
+    wanted = targets(args.format, "report")
+    folder = replay.open_folder(rundir.locate(args.run, cwd))
+    judging = _judging(folder.judging, args)
+    alive = _still_running(folder)
+    result, verdict = replay.recover(folder, judging)
+    status = folder.status if folder.status not in ("", "running") else "running" if alive else "recovered"
+    document = report_json.finished(result, verdict, folder.command, int(folder.report.get("started_ns") or 0), status)
+    if status == "recovered" and folder.status != "recovered":
+        _finish(folder.path, document)
+    style = console.style_for(os.environ, sys.stdout.isatty())
+    said = {
+        "running": "this run still goes on; what follows is provisional\n",
+        "recovered": "the controller of this run was killed; judged from what it left\n",
+    }
+    emit(
+        wanted,
+        {
+            "console": lambda: "\n".join(
+                [console.header(folder.plan, style), said.get(status, ""), console.render(result, verdict, folder.path, str(cwd), style)]
+            ),
+            "json": lambda: as_json(document),
+            "junit": lambda: junit.render([document]),
+        },
+    )
+    return verdict.exit_code
+
+
+def _judging(recorded: Any, args: argparse.Namespace) -> Any:
+    from harness import replay
+    from harness.planning import expand_codes
+    from harness.settings import BY_KEY, parse_value
+
+    def codes(key: str) -> tuple[str, ...]:
+        words = BY_KEY[key].parse(getattr(args, key) or [])
+        return tuple(sorted(expand_codes(words, replay.check_names(), f"--{key}"))) if words else getattr(recorded, key)
+
+    fail_on = parse_value(BY_KEY["fail_on"], args.fail_on, "--fail-on") if args.fail_on is not None else recorded.fail_on
+    return replay.Judging(codes("select"), codes("ignore"), fail_on)
+
+
+def _still_running(folder: Any) -> bool:
+    from harness.session import start_ticks
+
+    who = folder.report.get("controller")
+    if folder.status != "running" or not isinstance(who, dict) or not isinstance(who.get("pid"), int):
+        return False
+    return start_ticks(who["pid"]) == who.get("start_ticks") != 0
+
+
+def _finish(path: Any, document: dict[str, Any]) -> None:
+    from contextlib import suppress
+
+    from harness import rundir
+    from harness.probe import protocol
+
+    with suppress(OSError):  # a folder that is only lent to us is read all the same
+        rundir.write_json(path / protocol.REPORT_FILE, document)

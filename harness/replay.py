@@ -1,0 +1,174 @@
+"""A run folder becomes a Run, and a Run a Verdict: the same way live, at the end, and for a folder that a killed controller left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness import errors, rundir
+from harness.errors import UsageError
+from harness.model import Ending, Finding, Outcome, Plan, RankExit, Verdict
+from harness.probe import protocol
+from harness.record import Run, assemble, load_recordings
+from harness.report import figures
+from harness.report.verdict import exit_code
+
+
+@dataclass(frozen=True)
+class Judging:
+    """What the user asked of the verdict: exact codes, and the severity that fails a run."""
+
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    fail_on: str = "error"
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A run folder read back: its plan, how it was to be judged, and what report.json says."""
+
+    path: Path
+    plan: Plan
+    judging: Judging
+    num_cores: int
+    command: tuple[str, ...]
+    report: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def status(self) -> str:
+        return str(self.report.get("status", ""))
+
+
+def num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# ---- folder -> Run
+
+
+def read_run(folder: Path, plan: Plan, ending: Ending, cores: int, *, live: bool = False) -> Run:
+    """The run as the checks see it. The reference run, if its folder is there, comes with it."""
+    run = assemble(
+        plan,
+        load_recordings(folder / protocol.REC_DIR),
+        ending=ending,
+        logs={} if live else rundir.read_logs(folder),
+        num_cores=cores,
+        expect=dict(plan.scenario.header.expect),
+        live=live,
+    )
+    reference = folder / rundir.REFERENCE_DIR
+    if not live and (reference / protocol.PLAN_FILE).is_file() and not reference.is_symlink():
+        run.reference = read_run(reference, rundir.read_plan(reference), recorded_ending(reference), cores)
+    return run
+
+
+def recorded_ending(folder: Path) -> Ending:
+    """How a run ended, from report.json, else from the supervisor's own lines, else unknown: interrupted."""
+    with_report = folder / protocol.REPORT_FILE
+    if with_report.is_file():
+        report = rundir.read_json(with_report)
+        if isinstance(report, dict) and isinstance(report.get("ending"), dict):
+            return ending_from(report["ending"])
+    return supervised_ending(folder)
+
+
+def ending_from(raw: Mapping[str, Any]) -> Ending:
+    import msgspec
+
+    try:
+        return msgspec.convert(raw, Ending)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"report.json holds no ending of this harness: {error}") from None
+
+
+def supervised_ending(folder: Path) -> Ending:
+    """The ending of a run whose controller was killed. The supervisor outlived it and wrote down what it did."""
+    exits: list[RankExit] = []
+    left: tuple[str, ...] = ()
+    started = any((folder / protocol.REC_DIR).glob("*.jsonl")) if (folder / protocol.REC_DIR).is_dir() else False
+    path = folder / protocol.SUPERVISOR_FILE
+    lines = path.read_bytes().splitlines() if path.is_file() and not path.is_symlink() else []
+    for line in lines:
+        try:
+            event = json.loads(line)
+            if event.get("ev") == "exit":
+                exits.append(
+                    RankExit(int(event["rank"]), int(event["pid"]), int(event["code"]), int(event["time_ns"]), bool(event["by_us"]))
+                )
+            elif event.get("ev") == "ending":
+                left = tuple(str(thing) for thing in event["left_behind"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return Ending(reason="interrupted", started=started, exits=tuple(exits), left_behind=left)
+
+
+def open_folder(path: Path) -> Folder:
+    """plan.json and report.json of a run folder."""
+    plan = rundir.read_plan(path)
+    raw = rundir.read_json(path / protocol.PLAN_FILE)
+    report = rundir.read_json(path / protocol.REPORT_FILE) if (path / protocol.REPORT_FILE).is_file() else {}
+    cores = raw.get("num_cores")
+    return Folder(
+        path,
+        plan,
+        _judging(raw.get("judging")),
+        cores if isinstance(cores, int) and cores > 0 else num_cores(),
+        tuple(str(word) for word in raw.get("command") or ()),
+        report if isinstance(report, dict) else {},
+    )
+
+
+def _judging(raw: Any) -> Judging:
+    if not isinstance(raw, dict):
+        return Judging()
+    return Judging(tuple(map(str, raw.get("select") or ())), tuple(map(str, raw.get("ignore") or ())), str(raw.get("fail_on") or "error"))
+
+
+# ---- Run -> Verdict
+
+
+def judge(run: Run, judging: Judging) -> tuple[list[Outcome], list[Finding]]:
+    from harness.checks.engine import judge as engine_judge
+
+    outcomes, findings = engine_judge(run, judging.select, judging.ignore)
+    return list(outcomes), list(findings)
+
+
+def check_names() -> dict[str, str]:
+    """Code -> name of every check."""
+    from harness.checks.registry import all_checks
+
+    return {check.code: check.name for check in all_checks()}
+
+
+def substantial_codes() -> frozenset[str]:
+    """Codes of the checks that count as "something was checked"."""
+    from harness.checks.registry import all_checks
+
+    return frozenset(check.code for check in all_checks() if check.substantial)
+
+
+def settle(run: Run, judging: Judging, signal_code: int | None = None) -> Verdict:
+    """The final verdict. `signal_code`: 130 or 143 where somebody ended the session."""
+    outcomes, findings = judge(run, judging)
+    code = signal_code or exit_code(run.ending, outcomes, findings, fail_on=judging.fail_on, substantial=substantial_codes())
+    return Verdict(run.plan, tuple(outcomes), tuple(findings), code, figures.summarise(run), run.ending)
+
+
+def suspects(folder: Path, plan: Plan, judging: Judging, cores: int) -> Sequence[Finding]:
+    """Findings on the recording so far; provisional."""
+    return judge(read_run(folder, plan, Ending(reason="running"), cores, live=True), judging)[1]
+
+
+def recover(folder: Folder, judging: Judging) -> tuple[Run, Verdict]:
+    """Judge a folder again from its recordings."""
+    ending = recorded_ending(folder.path)
+    run = read_run(folder.path, folder.plan, ending, folder.num_cores)
+    code = folder.report.get("exit_code")
+    interrupted = code if code in (errors.EXIT_SIGINT, errors.EXIT_SIGTERM) else None
+    return run, settle(run, judging, interrupted)

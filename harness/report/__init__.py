@@ -1,0 +1,1 @@
+"""Outputs: one file each. They read a Run and a Verdict and judge nothing."""

@@ -1,0 +1,299 @@
+"""What the user reads at the end of a run. Pure: a Run and a Verdict in, text out; colours only by `Style`.
+
+Everything foreign is passed through `text.clean`; a script's own lines always bear a prefix, so none can pass for a line of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import __version__, errors
+from harness.model import Finding, OutcomeKind, Plan, Severity, Verdict
+from harness.record import Run
+from harness.report import figures
+from harness.report.failure import failure_lines
+from harness.report.figures import RankFigures
+from harness.report.text import clean, count, duration, number, one_line, ranks_phrase, rate, share, size, source_line
+from harness.report.verdict import word_of
+
+WIDTH = 118
+MAX_TABLE_RANKS = 16
+CODES = {"red": "31", "yellow": "33", "cyan": "36", "green": "32", "bold": "1", "dim": "2"}
+COLOURS = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.ADVICE: "cyan"}
+
+
+@dataclass(frozen=True)
+class Style:
+    """Whether colours are written."""
+
+    colour: bool = False
+
+    def paint(self, text: str, *names: str) -> str:
+        if not self.colour or not text:
+            return text
+        return f"\x1b[{';'.join(CODES[n] for n in names)}m{text}\x1b[0m"
+
+
+def style_for(environ: Mapping[str, str], is_tty: bool) -> Style:
+    """NO_COLOR (set to anything but nothing) wins, then FORCE_COLOR, then whether it is a terminal that can."""
+    if environ.get("NO_COLOR"):
+        return Style(False)
+    if environ.get("FORCE_COLOR", "0") not in ("", "0"):
+        return Style(True)
+    return Style(is_tty and environ.get("TERM", "") != "dumb")
+
+
+# ---- the header, before the run
+
+
+def header(plan: Plan, style: Style) -> str:
+    """What runs, said before it runs; the rest is known at the end only."""
+    world = f"{plan.nodes} x {plan.nproc}" if plan.nodes > 1 else str(plan.nproc)
+    facts = [f"{world} rank{'s' * (plan.world_size > 1)}", f"launcher {plan.launcher}", f"device {plan.device}"]
+    if plan.backend != "auto":
+        facts.append(f"backend {plan.backend}")
+    line = f"harness {__version__}: {one_line(plan.scenario.name)} ({', '.join(facts)})"
+    call = " ".join([shown_path(plan.scenario.path, plan.cwd), *plan.script_args])
+    return style.paint(line, "bold") + "\n" + style.paint(f"  {one_line(call, 300)}", "dim")
+
+
+# ---- findings
+
+
+def finding_lines(finding: Finding, style: Style, cwd: str = "") -> list[str]:
+    """One finding, as a compiler prints it."""
+    head = style.paint(f"{finding.severity.word}[{finding.code}]", COLOURS[finding.severity], "bold")
+    lines = [f"{head}: {finding.name}: {one_line(finding.message)}"]
+    ranks = ranks_phrase(finding.ranks)
+    if finding.where is not None:
+        place = f"{shown_path(one_line(finding.where.file), cwd)}:{finding.where.line}"
+        lines.append(f"  --> {place}{f' ({ranks})' if ranks else ''}")
+        if finding.where.text:
+            lines.append(f"   |  {source_line(finding.where.text)}")
+    elif ranks:
+        lines.append(f"  --> {ranks}")
+    lines += [f"   = note: {one_line(note)}" for note in finding.notes]
+    if finding.help:
+        lines.append(f"   = help: {one_line(finding.help)}")
+    if finding.consequences:
+        lines.append(f"   = note: explains {', '.join(finding.consequences)}")
+    return lines
+
+
+def shown_path(path: str, cwd: str) -> str:
+    """Relative where it lies below the folder of the run, as compilers do."""
+    if cwd and path.startswith(cwd.rstrip(os.sep) + os.sep):
+        return path[len(cwd.rstrip(os.sep)) + 1 :]
+    return path
+
+
+# ---- the per-rank table
+
+COLUMNS = ("rank", "steps", "last loss", "peak RSS", "step p50", "step p95", "samples/s", "data")
+
+
+def table_lines(ranks: Sequence[RankFigures], style: Style) -> list[str]:
+    chosen = _chosen(ranks)
+    cuda = any(r.peak_cuda_bytes for r in ranks)
+    heads = [*COLUMNS[:4], *(["peak CUDA"] if cuda else []), *COLUMNS[4:]]
+    rows = [_cells(r, cuda) for r in chosen]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    lines = [style.paint("  ".join(h.rjust(w) for h, w in zip(heads, widths, strict=True)), "dim")]
+    lines += ["  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if len(chosen) < len(ranks):
+        lines.append(f"... {len(ranks) - len(chosen)} more ranks in report.json; shown are the first, the slowest and the largest")
+    return lines
+
+
+def _cells(r: RankFigures, cuda: bool) -> list[str]:
+    if not r.reported:
+        return [str(r.rank), "did not report", *[""] * (len(COLUMNS) - 2 + cuda)]
+    extra = [size(r.peak_cuda_bytes)] if cuda else []
+    return [
+        str(r.rank), str(r.num_steps), number(r.last_loss), size(r.peak_rss_bytes), *extra,
+        duration(r.step_p50_s), duration(r.step_p95_s), rate(r.samples_per_s), share(r.data_share),
+    ]  # fmt: skip
+
+
+def _chosen(ranks: Sequence[RankFigures]) -> list[RankFigures]:
+    """All ranks of a small job; of a large one the first, those that did not report, the slowest and the largest."""
+    if len(ranks) <= MAX_TABLE_RANKS:
+        return list(ranks)
+    quarter = MAX_TABLE_RANKS // 4
+    picked = [*ranks[:quarter], *[r for r in ranks if not r.reported][:quarter]]
+    picked += sorted(ranks, key=lambda r: -(r.step_p50_s or 0.0))[:quarter]
+    picked += sorted(ranks, key=lambda r: -(r.peak_rss_bytes or 0))[:quarter]
+    return sorted(set(picked), key=lambda r: r.rank)
+
+
+# ---- one line each for loss, memory and throughput
+
+
+def summary_lines(verdict: Verdict, run: Run) -> list[str]:
+    loss, memory, speed = (verdict.summary.get(key) or {} for key in ("loss", "memory", "throughput"))
+    steps = verdict.summary.get("num_steps") or 0
+    lines = []
+    if loss.get("first") is not None:
+        lines.append(("loss", f"{number(loss['first'])} -> {number(loss['last'])} over {count(steps, 'step')} (mean over ranks)"))
+    else:
+        lines.append(("loss", "none seen" if not steps else f"none seen in {count(steps, 'step')}"))
+    lines.append(("memory", _memory_line(memory)))
+    lines.append(("throughput", _speed_line(speed, run)))
+    return [f"{name:12}{value}" for name, value in lines]
+
+
+def _memory_line(memory: Mapping[str, float | int | None]) -> str:
+    if memory.get("peak_rss_bytes") is None:
+        return "not measured"
+    line = f"peak {size(memory['peak_rss_bytes'])} resident (rank {memory['peak_rss_rank']})"
+    line += f", {size(memory['sum_peak_rss_bytes'])} over all ranks"
+    return line + (f", peak {size(memory['peak_cuda_bytes'])} on a GPU" if memory.get("peak_cuda_bytes") else "")
+
+
+def _speed_line(speed: Mapping[str, float | None], run: Run) -> str:
+    if speed.get("step_p50_s") is None:
+        return f"too few steps to time (fewer than {figures.MIN_TIMED} behind the warm-up)"
+    line = f"{rate(speed['samples_per_s'])} samples/s, " if speed.get("samples_per_s") is not None else ""
+    line += f"step p50 {duration(speed['step_p50_s'])}, p95 {duration(speed['step_p95_s'])} after warm-up"
+    line += f", {share(speed['data_share'])} waiting for data"
+    if speed.get("speedup") is not None and run.reference is not None:
+        line += f", {speed['speedup']:.2f}x the reference of {count(run.reference.world_size, 'process')}"
+        line += f" on {count(run.num_cores, 'core')}"
+    return line
+
+
+# ---- what was not judged
+
+
+def not_judged_lines(verdict: Verdict, style: Style) -> list[str]:
+    """Every check that did not run, grouped by its reason."""
+    lines: list[str] = []
+    for kind, title in (
+        (OutcomeKind.CRASHED, "crashed (a bug of harness)"),
+        (OutcomeKind.INCONCLUSIVE, "inconclusive"),
+        (OutcomeKind.NOT_APPLICABLE, "not applicable"),
+        (OutcomeKind.DESELECTED, "deselected"),
+    ):
+        groups: dict[str, list[str]] = {}
+        for outcome in verdict.outcomes:
+            if outcome.kind is kind:
+                groups.setdefault(one_line(outcome.reason, 200) or "no reason given", []).append(outcome.code)
+        if groups:
+            lines.append(style.paint(f"{title}:", "dim"))
+            for reason, codes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
+                text = f"{reason}: {', '.join(codes)}" if kind is not OutcomeKind.DESELECTED else ", ".join(codes)
+                lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    return lines
+
+
+# ---- the whole
+
+
+def verdict_line(verdict: Verdict, style: Style) -> str:
+    word = word_of(verdict)
+    ran = sum(o.kind is OutcomeKind.RAN for o in verdict.outcomes)
+    found = [count(n, s.word) if s is not Severity.ADVICE else f"{n} advice" for s in reversed(Severity) if (n := _num(verdict, s))]
+    detail = ", ".join(found) or "no findings"
+    why = {
+        "sane": f"sane ({count(ran, 'check')} ran, {detail})",
+        "findings": f"not sane ({detail})",
+        "failed": f"failed ({_how_failed(verdict)}; {detail})",
+        "interrupted": f"interrupted, so not judged as a whole ({detail} so far)",
+        "not launched": f"could not launch; no line of the script ran{_launcher_error(verdict)}",
+        "nothing checked": "nothing was checked: " + _why_nothing(verdict),
+    }.get(word, "internal error: a check of harness crashed; please report it")
+    colour = "green" if word == "sane" else "yellow" if word in ("nothing checked", "interrupted") else "red"
+    return f"{style.paint('verdict', 'bold')}     {style.paint(why, colour, 'bold')}, exit code {verdict.exit_code}"
+
+
+def _num(verdict: Verdict, severity: Severity) -> int:
+    return sum(f.severity is severity for f in verdict.findings)
+
+
+def _how_failed(verdict: Verdict) -> str:
+    ending = verdict.ending
+    if ending.reason == "hang":
+        return f"hung for {duration(ending.hang_after_s)}" if ending.hang_after_s else "hung"
+    if ending.reason == "timeout":
+        return f"ended at the limit of {duration(verdict.plan.timeout_s)}; raise it with --timeout"
+    failed = [e.rank for e in ending.exits if e.code != 0 and not e.by_us]
+    return f"{ranks_phrase(failed)} failed"
+
+
+def _launcher_error(verdict: Verdict) -> str:
+    return f": {one_line(verdict.ending.launcher_error, 300)}" if verdict.ending.launcher_error else ""
+
+
+def _why_nothing(verdict: Verdict) -> str:
+    if not any(o.kind in (OutcomeKind.INCONCLUSIVE, OutcomeKind.RAN) for o in verdict.outcomes):
+        return "no check applied to this run"
+    if not verdict.summary.get("num_steps"):
+        return "no training step was seen"
+    return "no check beyond launch and exit could judge"
+
+
+def next_command(verdict: Verdict, folder: str) -> str:
+    """The command that a user would want to type now."""
+    if verdict.findings:
+        worst = max(verdict.findings, key=lambda f: f.severity)
+        return f"harness explain {worst.code}"
+    if verdict.exit_code == errors.EXIT_SANE and verdict.plan.scenario.builtin:
+        return "harness run ./train.py -- ITS ARGUMENTS"
+    if verdict.exit_code == errors.EXIT_SANE:
+        return f"harness report {folder}"
+    if verdict.exit_code == errors.EXIT_NOTHING_CHECKED:
+        return "harness run ddp_cifar"
+    return f"harness report {folder}"
+
+
+def facts_line(run: Run) -> str:
+    """What only the ranks could say."""
+    seen = figures.versions(run)
+    parts = [f"torch {one_line(str(seen['version']), 60)}"] if seen.get("version") else ["torch was not imported"]
+    parts += [p for p in (figures.devices(run), figures.backend(run)) if p]
+    reported = sum(r is not None for r in run.ranks)
+    parts.append(f"{reported} of {count(run.world_size, 'rank')} reported")
+    return f"{'ran on':12}{', '.join(one_line(p, 80) for p in parts)}"
+
+
+def render(run: Run, verdict: Verdict, folder: Path, cwd: str, style: Style) -> str:
+    """Everything behind the script's own output."""
+    blocks: list[list[str]] = []
+    failure = failure_lines(run, verdict.findings)
+    if failure:
+        blocks.append([style.paint(failure[0], "red", "bold"), *failure[1:]])
+    ordered = sorted(verdict.findings, key=lambda f: -f.severity)
+    blocks += [finding_lines(f, style, cwd) for f in ordered]
+    if run.present:
+        blocks.append(table_lines([figures.rank_figures(i, r) for i, r in enumerate(run.ranks)], style))
+    shown = shown_path(str(folder), cwd)
+    last = [facts_line(run), *summary_lines(verdict, run)]
+    blocks.append(last)
+    blocks.append(not_judged_lines(verdict, style))
+    blocks.append([
+        f"{'report':12}{shown}/report.json", verdict_line(verdict, style), f"{'next':12}{next_command(verdict, shown)}",
+    ])  # fmt: skip
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def suspect_line(finding: Finding, style: Style, cwd: str) -> str:
+    """A provisional finding while the script still runs; the verdict may fold it under a cause or drop it."""
+    place = f" at {shown_path(one_line(finding.where.file), cwd)}:{finding.where.line}" if finding.where else ""
+    return style.paint(
+        f"suspect {finding.severity.word}[{finding.code}]: {finding.name}: {one_line(finding.message)}{place}", COLOURS[finding.severity]
+    )
+
+
+def script_line(rank: int, line: str, style: Style) -> str:
+    return f"{style.paint(f'rank {rank} |', 'dim')} {clean(line).rstrip()}"
+
+
+def closing(verdicts: Sequence[Verdict], exit_code: int, style: Style) -> str:
+    """One line a script, where several ran."""
+    width = max(len(v.plan.scenario.name) for v in verdicts)
+    lines = [f"{v.plan.scenario.name:{width}}  {word_of(v):16} {', '.join(f.code for f in v.findings)}".rstrip() for v in verdicts]
+    return style.paint(f"{len(verdicts)} scripts, exit code {exit_code}", "bold") + "\n" + "\n".join(f"  {line}" for line in lines) + "\n"

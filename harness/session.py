@@ -1,0 +1,258 @@
+"""The only orchestrator: plan > launch > watch > check > report, for one script after another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness import errors, replay, rundir
+from harness.errors import UsageError
+from harness.model import Ending, Finding, Plan, RankStacks, Severity, Verdict
+from harness.planning import Job
+from harness.probe import protocol
+from harness.replay import Judging
+from harness.report import console
+from harness.report import json as report_json
+from harness.report.live import Live, Tail
+from harness.report.text import count
+
+POLL_S = 0.1
+WATCH_EVERY_S = 0.5
+SUSPECT_EVERY_S = 2.0
+SUSPECT_SHARE = 0.05  # of one core: the live judgement reads whole recordings, so it waits 20 times as long as it took
+SIGNAL_CODES = {signal.SIGINT: errors.EXIT_SIGINT, signal.SIGTERM: errors.EXIT_SIGTERM, signal.SIGHUP: errors.EXIT_SIGTERM}
+
+
+class Handle(Protocol):
+    """A run that goes on (harness/launch/driver.py)."""
+
+    fallback: str
+
+    def poll(self) -> Ending | None: ...
+    def stop(self, reason: str) -> None: ...
+
+
+class Launching(Protocol):
+    """The supervisor (harness/launch/driver.py)."""
+
+    def start(self) -> None: ...
+    def run(self, plan: Plan, run_dir: Path) -> Handle: ...
+    def rest(self, seconds: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class Watching(Protocol):
+    """Progress of one run (harness/watch)."""
+
+    def line(self) -> str: ...
+    def silent_s(self) -> float: ...
+    def stacks(self) -> Sequence[RankStacks]: ...
+
+
+class Interrupts:
+    """The first signal that asked us to end; a handler does nothing else."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def _on_signal(self, number: int, _frame: Any) -> None:
+        self.signal = self.signal or number
+
+    @contextmanager
+    def caught(self) -> Iterator[Interrupts]:
+        previous = {number: signal.signal(number, self._on_signal) for number in SIGNAL_CODES}
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    @property
+    def code(self) -> int | None:
+        return None if self.signal is None else SIGNAL_CODES[signal.Signals(self.signal)]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One script, judged."""
+
+    verdict: Verdict
+    report: Mapping[str, Any]
+    folder: Path
+    plain_text: str  # what the console shows, without colours
+
+
+@dataclass
+class Session:
+    """Runs jobs one after another on one supervisor, so that warm servers are reused."""
+
+    live: Live
+    supervisor: Launching
+    command: Any  # (plan, folder) -> (argv, environment): driver.command
+    watch: Any  # (folder, plan) -> Watching
+    cwd: Path
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    cores: int = field(default_factory=replay.num_cores)
+
+    def run(self, jobs: Sequence[tuple[Job, Judging]]) -> list[Result]:
+        """All jobs, until the user interrupts. The report of each is complete before the next begins."""
+        results: list[Result] = []
+        with self.interrupts.caught():
+            try:
+                for job, judging in jobs:
+                    if self.interrupts.signal is not None:
+                        break
+                    results.append(self.run_one(job, judging))
+            finally:
+                self.supervisor.close()
+        return results
+
+    def run_one(self, job: Job, judging: Judging) -> Result:
+        plan, started_ns = job.plan, time.time_ns()
+        folder = rundir.create(plan.scenario.name, job.settings["out"], self.cwd)
+        argv = self._write_plan(plan, folder, judging)
+        rundir.write_json(folder / protocol.REPORT_FILE, {**report_json.running(plan, argv, started_ns), "controller": _identity()})
+        self.live.begin(plan)
+        ending = self.supervise(plan, folder, judging, fail_fast=job.settings["fail_fast"])
+        if job.reference is not None and ending.reason == "exited" and all(e.code == 0 for e in ending.exits) and ending.started:
+            self._run_reference(job.reference, folder, judging)
+        return self._settle(plan, folder, ending, judging, argv, started_ns)
+
+    def _write_plan(self, plan: Plan, folder: Path, judging: Judging) -> list[str]:
+        try:
+            argv, env = self.command(plan, folder)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        judged = {"select": list(judging.select), "ignore": list(judging.ignore), "fail_on": judging.fail_on}
+        rundir.write_plan(folder, plan, argv, env, judging=judged, num_cores=self.cores)
+        return list(argv)
+
+    def _run_reference(self, plan: Plan, folder: Path, judging: Judging) -> None:
+        """The same script with as many processes as its header says, for the comparison; its output stays in its own log."""
+        inner = rundir.create_reference(folder)
+        argv = self._write_plan(plan, inner, judging)
+        self.live.note(f"reference run: the same script as {count(plan.nproc, 'process')}; --no-reference leaves it out")
+        ending = self.supervise(plan, inner, judging, quiet=True)
+        report = {**report_json.running(plan, argv, time.time_ns()), "status": "done", "ending": report_json.plain(ending)}
+        rundir.write_json(inner / protocol.REPORT_FILE, report)
+
+    def _settle(self, plan: Plan, folder: Path, ending: Ending, judging: Judging, argv: list[str], started_ns: int) -> Result:
+        self.live.end()
+        run = replay.read_run(folder, plan, ending, self.cores)
+        verdict = replay.settle(run, judging, self.interrupts.code)
+        report = report_json.finished(run, verdict, argv, started_ns)
+        rundir.write_json(folder / protocol.REPORT_FILE, report)
+        self.live.block("\n" + console.render(run, verdict, folder, str(self.cwd), self.live.style))
+        plain_text = console.header(plan, console.Style()) + "\n\n" + console.render(run, verdict, folder, str(self.cwd), console.Style())
+        return Result(verdict, report, folder, plain_text)
+
+    # ---- one run, from its start to its ending
+
+    def supervise(self, plan: Plan, folder: Path, judging: Judging, *, fail_fast: bool = False, quiet: bool = False) -> Ending:
+        """Launch, then look every 0.1 s until nothing of the run is left."""
+        begun = time.monotonic()
+        try:
+            handle = self.supervisor.run(plan, folder)
+        except OSError as error:
+            return Ending(reason="launch-failed", started=False, launcher_error=str(error))
+        look = Look(self, plan, folder, judging, fail_fast=fail_fast, quiet=quiet, begun=begun)
+        while True:
+            ending = handle.poll()
+            look.script_output(final=ending is not None)
+            if ending is not None:
+                self.live.end()
+                return look.complete(ending)
+            if look.reason is None and look.reason_to_stop():
+                handle.stop(str(look.reason))
+            look.say_fallback(handle.fallback)
+            self.supervisor.rest(POLL_S)
+
+
+class Look:
+    """The watch over one run: what it printed, how far it is, whether there is a reason to end it."""
+
+    def __init__(self, session: Session, plan: Plan, folder: Path, judging: Judging, *, fail_fast: bool, quiet: bool, begun: float) -> None:
+        self.session, self.plan, self.folder, self.judging = session, plan, folder, judging
+        self.fail_fast, self.quiet, self.begun = fail_fast, quiet, begun
+        self.foreground = plan.launcher == "inline"  # the script has the terminal itself
+        self.reason: str | None = None
+        self._tail = Tail(folder / protocol.LOG_DIR / "rank0.log")
+        self._watch: Watching = session.watch(folder, plan)
+        self._next_watch = self._next_suspects = begun
+        self._suspected: set[tuple[str, object]] = set()
+        self._hang_after_s = 0.0
+        self._stacks: tuple[RankStacks, ...] = ()
+        self._fallback_said = False
+
+    def script_output(self, final: bool) -> None:
+        if not self.quiet and not self.foreground:
+            self.session.live.script(0, self._tail.lines(final))
+
+    def say_fallback(self, why: str) -> None:
+        if why and not self._fallback_said:
+            self._fallback_said = True
+            self.session.live.note(f"warm ranks cannot be had here ({why}); the real torchrun takes their place")
+
+    def reason_to_stop(self) -> bool:
+        """Sets `reason`: interrupted, timeout, hang or fail-fast."""
+        now = time.monotonic()
+        if self.session.interrupts.signal is not None:
+            self.reason = "interrupted"
+        elif now - self.begun > self.plan.timeout_s:
+            self._stacks = tuple(self._watch.stacks())
+            self.reason = "timeout"
+        elif now >= self._next_watch:
+            self._next_watch = now + WATCH_EVERY_S
+            self._look_at_progress(now)
+        if self.reason is None and now >= self._next_suspects and not self.quiet:
+            self._look_for_suspects()
+        return self.reason is not None
+
+    def _look_at_progress(self, now: float) -> None:
+        silent_s = self._watch.silent_s()
+        if silent_s > 0:
+            self._hang_after_s = silent_s
+            self._stacks = tuple(self._watch.stacks())
+            self.reason = "hang"
+        elif not self.foreground:
+            name = "reference: " if self.quiet else ""
+            self.session.live.progress(name + self._watch.line(), now - self.begun)
+
+    def _look_for_suspects(self) -> None:
+        before = time.monotonic()
+        found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores)
+        took_s = time.monotonic() - before
+        self._next_suspects = time.monotonic() + max(SUSPECT_EVERY_S, took_s / SUSPECT_SHARE)
+        for finding in found:
+            self._suspect(finding)
+        if self.fail_fast and any(f.severity is Severity.ERROR for f in found):
+            self.reason = "fail-fast"
+
+    def _suspect(self, finding: Finding) -> None:
+        key = (finding.code, finding.where)
+        if finding.severity > Severity.ADVICE and key not in self._suspected:
+            self._suspected.add(key)
+            self.session.live.suspect(finding)
+
+    def complete(self, ending: Ending) -> Ending:
+        """The supervisor's ending, with what only the watch knows."""
+        return replace(ending, reason=self.reason or ending.reason, hang_after_s=self._hang_after_s, stacks=self._stacks)
+
+
+def _identity() -> dict[str, int]:
+    """Pid and start time of this controller: how `harness report` tells a run that goes on from one that was killed."""
+    return {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+
+
+def start_ticks(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 where there is no such process."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
