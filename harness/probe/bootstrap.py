@@ -1,0 +1,48 @@
+"""Loads this folder as the private package `_harness_probe` and arms it. Loaded by file path, never imported by name.
+
+The private name keeps a user's own `harness` package visible to the user's script, and ours invisible.
+"""
+
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+PRIVATE_NAME = "_harness_probe"
+
+
+def load() -> ModuleType:
+    """The private package, loaded once a process."""
+    if PRIVATE_NAME in sys.modules:
+        return sys.modules[PRIVATE_NAME]
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    spec = importlib.util.spec_from_file_location(
+        PRIVATE_NAME, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]  # noqa: PTH118
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[PRIVATE_NAME] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def is_launcher() -> bool:
+    """torchrun's agent inherits the ranks' environment but is no rank; neither are multiprocessing's helper processes."""
+    line = " ".join(sys.orig_argv[:8])
+    if "torch.distributed.run" in line or "torch.distributed.launch" in line or "multiprocessing.resource_tracker" in line:
+        return True
+    return any(os.path.basename(a) == "torchrun" for a in sys.orig_argv[:4])  # noqa: PTH119
+
+
+def arm_from_environment() -> None:
+    """Arm this process if the environment says that it belongs to a run; a no-op otherwise. Never raises."""
+    if not os.environ.get("_HARNESS_RUN_DIR") or is_launcher():
+        return
+    try:
+        load()
+        import importlib
+
+        importlib.import_module(PRIVATE_NAME + ".arm").arm()
+    except Exception as error:  # never into the script
+        if os.environ.get("_HARNESS_DEBUG"):
+            sys.stderr.write(f"harness probe: {error!r}\n")

@@ -1,0 +1,145 @@
+"""Writes a process's own failure where it is raised, before any clean-up: torchrun's "root cause" names the victim in most runs in which
+the failing rank tears its group down.
+
+Event "failure": type, message, frames (user frames, innermost first), thread, phase, steps; "raise_site" in `site`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from types import TracebackType
+from typing import Any
+
+from . import protocol, sites
+from .state import S
+
+_seen: set[int] = set()
+
+
+def record(error: BaseException, tb: TracebackType | None = None, thread: str = "main") -> None:
+    """One failure event an exception object; never raises."""
+    try:
+        if isinstance(error, SystemExit) or id(error) in _seen or S.recorder.disabled:
+            return
+        _seen.add(id(error))
+        frames = traceback.extract_tb(tb or error.__traceback__)
+        user = [f for f in reversed(frames) if sites.is_user_file(f.filename)]
+        places = [(f.filename, f.lineno or 0, f.name) for f in user[:8]]
+        cause = error.__cause__ or error.__context__
+        S.recorder.event(
+            protocol.FAILURE,
+            places[0] if places else None,
+            type=type(error).__name__,
+            message=str(error)[:4000],
+            frames=[sites.as_json(p) for p in places],
+            trace="".join(traceback.format_exception(type(error), error, tb or error.__traceback__))[-6000:],
+            inner=frames[-1].name if frames else "",
+            thread=thread,
+            phase=S.recorder._phase.decode(),
+            op=S.recorder._op.decode(),
+            cause=repr(cause)[:500] if cause is not None else "",
+        )
+    except Exception:
+        S.recorder.errors += 1
+
+
+def record_in_flight() -> None:
+    """An exception that is on its way through a `finally` block, e.g. while it tears the process group down."""
+    error = sys.exc_info()[1]
+    if error is not None:
+        record(error)
+
+
+def arm() -> None:
+    _arm_hooks()
+    _arm_exit()
+    from .arm import on_import
+
+    on_import("multiprocessing.process", _arm_processes)
+    on_import("torch.multiprocessing.spawn", _arm_spawn)
+
+
+def _arm_hooks() -> None:
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> Any:
+        record(error, tb)
+        return previous(kind, error, tb)
+
+    sys.excepthook = hook
+    previous_thread = threading.excepthook
+
+    def thread_hook(args: Any) -> Any:
+        if args.exc_value is not None:
+            record(args.exc_value, args.exc_traceback, thread=getattr(args.thread, "name", "thread"))
+        return previous_thread(args)
+
+    threading.excepthook = thread_hook
+
+
+def _arm_exit() -> None:
+    leave = os._exit
+
+    def _exit(status: int) -> None:
+        from .arm import close
+
+        try:
+            close("os._exit", status)
+        finally:
+            leave(status)
+
+    _exit.__doc__ = leave.__doc__
+    os._exit = _exit  # type: ignore[assignment]
+
+
+def _arm_processes(module: Any) -> None:
+    """Data loader workers stay silent; other children of the script record themselves and their failures."""
+    process = module.BaseProcess
+    bootstrap, run = process._bootstrap, process.run
+
+    def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
+        target = getattr(self, "_target", None)
+        if getattr(target, "__name__", "") == "_worker_loop" or "utils.data" in (getattr(target, "__module__", "") or ""):
+            S.recorder.disabled = True
+        code = bootstrap(self, *args, **kwargs)
+        from .arm import close
+
+        close("exit", code if isinstance(code, int) else None)
+        return code
+
+    def wrapped_run(self: Any) -> Any:
+        try:
+            return run(self)
+        except BaseException as error:
+            record(error)
+            raise
+
+    process._bootstrap = _bootstrap
+    process.run = wrapped_run
+
+
+class Recorded:
+    """A picklable stand-in for the function given to mp.spawn, which swallows exceptions into a queue."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        try:
+            return self.function(*args)
+        except BaseException as error:
+            record(error)
+            raise
+
+
+def _arm_spawn(module: Any) -> None:
+    inner = module._wrap
+
+    def _wrap(fn: Any, *args: Any) -> Any:
+        return inner(Recorded(fn), *args)
+
+    _wrap.__module__, _wrap.__qualname__, _wrap.__name__ = inner.__module__, inner.__qualname__, inner.__name__
+    module._wrap = _wrap

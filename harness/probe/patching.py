@@ -1,0 +1,81 @@
+"""Replaces a function by one that also observes. What the probe adds never raises into the script and never changes a result."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .state import S
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def quiet(function: F) -> F:
+    """A probe function whose exceptions are counted, not raised, and which is not entered while the probe itself works."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        if S.recorder.disabled or S.busy:
+            return None
+        S.busy = True
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            S.recorder.errors += 1
+            if S.recorder.errors <= 5:
+                S.recorder.event("probe_error", where=getattr(function, "__qualname__", "?"), error=repr(error)[:300])
+            return None
+        finally:
+            S.busy = False
+
+    return guarded  # type: ignore[return-value]
+
+
+def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+    """Set `owner.name` to make(original). False where there is no such name (another torch version).
+
+    dynamo is told not to trace into the wrapper: it breaks the graph there, as it does at the functions that we wrap.
+    """
+    original = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
+    if original is None:
+        return False
+    static = isinstance(original, staticmethod)
+    inner = original.__func__ if static else original
+    if getattr(inner, "_harness_wrapped", False):
+        return True
+    wrapper = make(inner)
+    functools.update_wrapper(wrapper, inner)
+    wrapper._harness_wrapped = True  # type: ignore[attr-defined]
+    wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
+    setattr(owner, name, staticmethod(wrapper) if static else wrapper)
+    return True
+
+
+def before(owner: Any, name: str, observe: Callable[..., Any]) -> bool:
+    """Call `observe(*args, **kwargs)` before the original."""
+    watch = quiet(observe)
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            watch(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        return wrapper
+
+    return wrap(owner, name, make)
+
+
+def after(owner: Any, name: str, observe: Callable[..., Any]) -> bool:
+    """Call `observe(result, *args, **kwargs)` after the original has returned; not after it raised."""
+    watch = quiet(observe)
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            watch(result, *args, **kwargs)
+            return result
+
+        return wrapper
+
+    return wrap(owner, name, make)

@@ -1,0 +1,267 @@
+"""backward(): the loss it is called on, who is in the middle of no_sync, whether DDP's reducer communicated, what the gradients were before a
+hand-written sync.
+
+Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
+"sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler.
+Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync.
+Event "gradients" (first 6 steps): opt, names, local (sampled values after the last backward), at_step (the same elements at the step).
+Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+from .. import digests, protocol, sites
+from ..patching import after, before, quiet, wrap
+from ..state import S, seq
+from . import ddp, graphs, manual, steps
+
+_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+_seen: dict[tuple[str, int], str] = {}
+_since_zero: dict[sites.Site, int] = {}
+_local: dict[int, dict[str, list[float]]] = {}
+_scaled: dict[int, Any] = {}  # id of a scaled loss -> weak reference to the loss it came from
+GRADIENT_STEPS = 6
+
+
+def root_of(loss: Any) -> tuple[list[str], str, bool]:
+    """(names of the last operations, reduction, whether a scalar factor or quotient stands at the root)."""
+    chain: list[str] = []
+    scaled, reduction = False, ""
+    node = loss.grad_fn
+    for _ in range(6):
+        if node is None:
+            break
+        name = type(node).__name__
+        chain.append(name)
+        if name in ("DivBackward0", "MulBackward0"):
+            scaled = True
+        stated = getattr(node, "_saved_reduction", None)
+        if isinstance(stated, int):
+            reduction = {0: "none", 1: "mean", 2: "sum"}.get(stated, "")
+            break
+        if name == "SumBackward0":
+            reduction = "sum"
+            break
+        if name in ("MeanBackward0", "MeanBackward1"):
+            reduction = "mean"
+            break
+        following = [n for n, _ in node.next_functions if n is not None]
+        if not following:
+            break
+        node = following[0]
+    return chain, reduction, scaled
+
+
+def _describe(loss: Any, site: sites.Site) -> None:
+    from_scaler = _scaled.get(id(loss))
+    base = from_scaler() if from_scaler is not None else loss
+    chain, reduction, scaled = root_of(base if base is not None else loss)
+    key = (site[0], site[1])
+    text = f"{chain[:3]}{reduction}{scaled}"
+    if _seen.get(key) != text and len(_seen) < 200:
+        _seen[key] = text
+        S.recorder.event(
+            "loss", site, root=chain, reduction=reduction, scaled=scaled, numel=int(loss.numel()), scaler=from_scaler is not None, rows=S.batch_rows
+        )
+
+
+def _check_zeroed() -> None:
+    """Whether each optimizer's gradients are zero or None now; remembered until its step."""
+    for optimizer in list(_optimizers):
+        if not getattr(_marks.get(id(optimizer)), "zeroed", False):
+            nonzero = False
+            looked = 0
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None and looked < 4 and digests.plain(p.grad) and p.grad.device.type == "cpu":
+                        looked += 1
+                        nonzero = nonzero or bool(digests.sampled(p.grad).any())
+                    elif p.grad is not None and p.grad.device.type != "cpu":
+                        nonzero = True  # would wait for the device; zero_grad() is seen instead
+            if not nonzero:
+                mark(optimizer).zeroed = True
+
+
+class Mark:
+    __slots__ = ("stepped", "zeroed")
+
+    def __init__(self) -> None:
+        self.zeroed = False
+        self.stepped = False
+
+
+_marks: dict[int, Mark] = {}
+
+
+def mark(optimizer: Any) -> Mark:
+    found = _marks.get(id(optimizer))
+    if found is None:
+        found = _marks[id(optimizer)] = Mark()
+        weakref.finalize(optimizer, _marks.pop, id(optimizer), None).atexit = False
+    return found
+
+
+def _enter(loss: Any, site: sites.Site) -> None:
+    since = S.since
+    manual.look()  # a step without an optimizer shows only now
+    since = S.since
+    if not since.first_sync:
+        since.first_sync = time.perf_counter()
+    _check_zeroed()
+    if any(mark(o).zeroed for o in _optimizers) and all(_grads_none(o) for o in _optimizers):
+        _since_zero.clear()
+    _since_zero[site] = _since_zero.get(site, 0) + 1
+    since.num_backward += 1
+    S.backwards += 1
+    since.last_no_sync = any((m := w.ref()) is not None and not m.require_backward_grad_sync for w in S.ddps)
+    S.loss, S.loss_site = loss.detach(), site
+    if loss.grad_fn is not None:
+        _describe(loss, site)
+        graphs.watch(loss, "train")
+    for loop in S.loops:
+        loop.backwards += 1
+    bypassed = [w for w in S.ddps if w.forwards == 0 and (m := w.ref()) is not None and m.training]
+    if bypassed and S.steps < 64 and loss.grad_fn is not None:
+        _look_for_bypass(bypassed, loss, site)
+    if any((m := w.ref()) is not None and not m.training for w in S.ddps) or (not S.ddps and S.steps and manual.roots_in_eval()):
+        since.eval_backward = True
+
+
+def _grads_none(optimizer: Any) -> bool:
+    return all(p.grad is None or not bool(digests.sampled(p.grad).any()) for g in optimizer.param_groups for p in g["params"][:4] if p.grad is None or digests.plain(p.grad))
+
+
+def _look_for_bypass(wrapped: list[Any], loss: Any, site: sites.Site) -> None:
+    reached = manual.leaves(loss)
+    for one in wrapped:
+        hit = [one.names[i] for i in reached if i in one.names]
+        if hit:
+            S.recorder.event("bypass", site, index=one.index, num=len(hit), names=hit[:20])
+
+
+def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None:
+    since = S.since
+    since.backward_s += time.perf_counter() - began
+    issued = seq() - seq_before - (since.python_seq - python_before)
+    if issued > 0 or _reducer_groups_moved():
+        since.num_reduce += 1
+        S.recorder.syncs += 1
+    if loss.grad_fn is not None:
+        manual.remember(loss)
+    if S.steps < GRADIENT_STEPS:
+        for optimizer in list(_optimizers):
+            _local[id(optimizer)] = _values(optimizer)
+    S.recorder.progress()
+
+
+_group_seq: dict[int, int] = {}
+
+
+def _reducer_groups_moved() -> bool:
+    """DDP objects on a group of their own."""
+    moved = False
+    for wrapped in S.ddps:
+        model = wrapped.ref()
+        group = getattr(model, "process_group", None)
+        if group is None or group is S.group:
+            continue
+        try:
+            now = int(group._get_sequence_number_for_group())
+        except (RuntimeError, AttributeError):
+            continue
+        moved = moved or now != _group_seq.get(id(group), now)
+        _group_seq[id(group)] = now
+    return moved
+
+
+def _values(optimizer: Any, params: Any = None, names: Any = None) -> dict[str, list[float]]:
+    """A few gradient values of a few parameters, by position in the optimizer."""
+    found: dict[str, list[float]] = {}
+    index = 0
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None and digests.plain(p.grad) and p.grad.is_floating_point() and len(found) < 8:
+                found[str(index)] = [float(v) for v in digests.sampled(p.grad, 6).tolist()]
+            index += 1
+    return found
+
+
+def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
+    m = mark(optimizer)
+    S.since.zeroed = m.zeroed or not m.stepped
+    m.zeroed, m.stepped = False, True
+    if S.steps < GRADIENT_STEPS:
+        local = _local.pop(id(optimizer), {})
+        S.recorder.event("gradients", opt=witness.opt, local=local, at_step=_values(optimizer), backwards=S.since.num_backward)
+    if S.steps < 24:
+        S.recorder.event(
+            "accumulation",
+            S.loss_site,
+            opt=witness.opt,
+            sites=[[sites.as_json(s), n] for s, n in list(_since_zero.items())[:8]],
+            reduces=S.since.num_reduce,
+            no_sync=S.since.last_no_sync,
+            rows=S.batch_rows,
+        )
+    _since_zero.clear()
+    for wrapped in S.ddps:
+        wrapped.forwards = 0
+
+
+_depth = [0]
+
+
+def _make(original: Any) -> Any:
+    enter, leave = quiet(_enter), quiet(_leave)
+
+    def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = self[0] if isinstance(self, (list, tuple)) and self else self
+        if _depth[0] or not hasattr(loss, "grad_fn"):
+            return original(self, *args, **kwargs)
+        site = sites.here(2)
+        enter(loss, site)
+        S.recorder.enter("backward", site)
+        began, seq_before, python_before = time.perf_counter(), seq(), S.since.python_seq
+        _depth[0] += 1
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _depth[0] -= 1
+        S.recorder.leave()
+        leave(loss, began, seq_before, python_before)
+        return result
+
+    return backward
+
+
+def _before_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
+    wanted = [inputs] if hasattr(inputs, "grad_fn") else list(inputs)
+    hit = [p for p in wanted if ddp.wrap_of(p) >= 0]
+    if hit and not kwargs.get("create_graph"):
+        S.recorder.event("autograd_grad", sites.here(4), num=len(hit), index=ddp.wrap_of(hit[0]))
+
+
+def _after_scale(result: Any, scaler: Any, outputs: Any) -> None:
+    if hasattr(result, "grad_fn") and hasattr(outputs, "grad_fn"):
+        if len(_scaled) > 64:
+            _scaled.clear()
+        _scaled[id(result)] = weakref.ref(outputs)
+        S.since.scale = float(scaler.get_scale()) if scaler.is_enabled() else 0.0
+
+
+def arm() -> None:
+    import torch
+
+    wrap(torch.Tensor, "backward", _make)
+    wrap(torch.autograd, "backward", _make)
+    before(torch.autograd, "grad", _before_grad)
+    after(torch.optim.Optimizer, "__init__", lambda result, self, *a, **k: _optimizers.add(self))
+    after(torch.amp.GradScaler, "scale", _after_scale)
+    steps.at_step.append(_at_step)
+
+
+_ = protocol

@@ -1,0 +1,137 @@
+"""Python-level collectives: what, how large, where from, in which order, how long.
+
+Event "coll" (first 3000): op, numel, dtype, group (size), n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .. import failures, sites
+from ..digests import wide
+from ..patching import quiet, wrap
+from ..state import S, mix, seq
+
+OPS = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor",
+    "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list",
+    "scatter_object_list", "all_reduce_coalesced", "send", "recv", "isend", "irecv", "batch_isend_irecv",
+)  # fmt: skip
+POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
+
+
+def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
+    tensor = next((a for a in (*args, *kwargs.values()) if hasattr(a, "numel") and hasattr(a, "dtype")), None)
+    numel = int(tensor.numel()) if tensor is not None else -1
+    dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
+    reduction = next((str(a).rsplit(".", 1)[-1] for a in (*args, *kwargs.values()) if type(a).__name__ in ("RedOpType", "ReduceOp", "OpType")), "")
+    since = S.since
+    since.num_coll += 1
+    since.coll = mix(since.coll, wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
+    if not since.first_sync:
+        since.first_sync = time.perf_counter()
+    S.recorder.event("coll", site, op=op, numel=numel, dtype=dtype, n=S.collectives, reduce=reduction, grad=_is_gradient(tensor))
+    S.collectives += 1
+    if op not in POINT_TO_POINT:
+        S.recorder.syncs += 1
+    for loop in S.loops:
+        loop.collectives += 1
+
+
+def _is_gradient(tensor: Any) -> bool:
+    if tensor is None or S.steps > 4:
+        return False
+    from . import backward
+
+    at = tensor.data_ptr() if tensor.device.type != "meta" else 0
+    return any(p.grad is not None and p.grad.data_ptr() == at for o in list(backward._optimizers) for g in o.param_groups for p in g["params"])
+
+
+def _make(op: str) -> Any:
+    describe = quiet(_describe)
+
+    def make(original: Any) -> Any:
+        def collective(*args: Any, **kwargs: Any) -> Any:
+            if S.in_collective or S.recorder.disabled:
+                return original(*args, **kwargs)
+            site = sites.here(2)
+            describe(op, args, kwargs, site)
+            S.recorder.enter(op, site)
+            before, began = seq(), time.perf_counter()
+            S.in_collective += 1
+            try:
+                result = original(*args, **kwargs)
+            finally:
+                S.in_collective -= 1
+            S.recorder.leave()
+            S.since.coll_s += time.perf_counter() - began
+            S.since.python_seq += max(0, seq() - before)
+            return result
+
+        return collective
+
+    return make
+
+
+def _init(original: Any) -> Any:
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        site = sites.here(2)
+        asked = {k: v for k, v in kwargs.items() if k in ("rank", "world_size", "backend", "init_method") and isinstance(v, (int, str))}
+        if args and isinstance(args[0], str):
+            asked.setdefault("backend", args[0])
+        if len(args) > 1 and isinstance(args[1], str):
+            asked.setdefault("init_method", args[1])
+        S.recorder.event("pg", site, done=False, asked=asked)
+        S.recorder.phase("init")
+        S.recorder.enter("init", site)
+        S.in_collective += 1
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            S.in_collective -= 1
+        S.recorder.leave()
+        _joined(site, asked)
+        return result
+
+    return init_process_group
+
+
+@quiet
+def _joined(site: sites.Site, asked: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    S.group = dist.distributed_c10d._get_default_group()
+    S.recorder.phase("setup")
+    S.recorder.event(
+        "pg", site, done=True, asked=asked, rank=dist.get_rank(), world_size=dist.get_world_size(), backend=str(dist.get_backend())
+    )
+    from . import beat
+
+    beat.start()
+
+
+def _destroy(original: Any) -> Any:
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        failures.record_in_flight()
+        S.recorder.event("pg_destroy", sites.here(2))
+        S.recorder.enter("destroy", sites.here(2))
+        result = original(*args, **kwargs)
+        S.recorder.leave()
+        if not args and not kwargs:
+            S.group = None
+        return result
+
+    return destroy_process_group
+
+
+def arm() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    for name, make in (*((op, _make(op)) for op in OPS), ("init_process_group", _init), ("destroy_process_group", _destroy)):
+        if wrap(c10d, name, make) and hasattr(dist, name):
+            setattr(dist, name, getattr(c10d, name))

@@ -1,0 +1,241 @@
+"""What DistributedDataParallel wraps, and what happens to it afterwards.
+
+Event "wrapping" (before the constructor): names, shapes, numels in registration order.
+Event "wrap" (after it): index, module, names, requires_grad, dtypes, devices, device_ids, find_unused, static_graph, broadcast_buffers,
+buffers, each (parameter digests after DDP's own broadcast), group_size, comm_hook.
+Event "wrap_changed": index, what ("added" | "rebound" | "unfrozen" | "frozen" | "cast"), names; `site` is the statement where it is known.
+Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20).
+Event "bypass": index; a backward reached parameters of a wrapped module whose forward DDP did not run since the last step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from .. import digests, names, sites
+from ..patching import after, before, quiet, wrap
+from ..state import S, mix
+from . import graphs
+
+_edits: dict[tuple[int, str], sites.Site] = {}  # (id of owner module, attribute) -> statement that set a module or parameter
+_grad_edits: list[sites.Site] = []  # statements that called requires_grad_ since the last look
+
+
+class Wrapped:
+    """One DDP object: weak references, so that the probe keeps nothing alive."""
+
+    def __init__(self, model: Any, index: int) -> None:
+        self.ref = weakref.ref(model)
+        self.index = index
+        named = list(model.module.named_parameters())
+        self.names = {id(p): names.clean(n) for n, p in named}
+        self.refs = {id(p): weakref.ref(p) for _, p in named}
+        self.grad = {id(p): p.requires_grad for _, p in named}
+        self.dtypes = {id(p): (p.dtype, p.device) for _, p in named}
+        self.ignored = set(getattr(model, "parameters_to_ignore", ()) or ())
+        self.reported: set[tuple[str, str]] = set()
+        self.forwards = 0  # since the last step
+        self.eval_looks = 0
+        self.buffer_value = 0
+        norm = _norm_modules(model.module)
+        self.own_buffers = [n for n, b in model.module.named_buffers() if n.rsplit(".", 1)[0] not in norm and b.is_floating_point()]
+
+
+def _norm_modules(module: Any) -> set[str]:
+    import torch
+
+    return {n for n, m in module.named_modules() if isinstance(m, torch.nn.modules.batchnorm._NormBase)}
+
+
+def wrap_of(param: Any) -> int:
+    """Index of the newest living wrap event that covers this parameter; -1: none."""
+    for wrapped in reversed(S.ddps):
+        ref = wrapped.refs.get(id(param))
+        if ref is not None and ref() is param and wrapped.ref() is not None:
+            return int(wrapped.index)
+    return -1
+
+
+def buffer_digest(step: int) -> int:
+    """Buffers of the wrapped modules that are not a normalisation's own statistics, as of the last training forward."""
+    digest = 0
+    for wrapped in S.ddps:
+        digest = mix(digest, wrapped.buffer_value) if wrapped.buffer_value else digest
+    return digest
+
+
+def _before_init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    S.recorder.enter("ddp_init", site := sites.here(4))
+    named = list(module.named_parameters())
+    S.recorder.event(
+        "wrapping",
+        site,
+        module=type(module).__name__,
+        names=[names.clean(n) for n, _ in named],
+        shapes=[list(p.shape) for _, p in named],
+        numels=[p.numel() for _, p in named],
+        each=digests.of_tensors([p for _, p in named])[1][:4096],
+    )
+
+
+def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    S.recorder.leave()
+    index = len(S.ddps)
+    wrapped = Wrapped(self, index)
+    S.ddps.append(wrapped)
+    S.recorder.syncs += 1
+    named = list(module.named_parameters())
+    S.recorder.event(
+        "wrap",
+        sites.here(4),
+        index=index,
+        module=type(module).__name__,
+        names=[names.clean(n) for n, _ in named],
+        requires_grad=[p.requires_grad for _, p in named],
+        numels=[p.numel() for _, p in named],
+        dtypes=sorted({str(p.dtype).removeprefix("torch.") for _, p in named}),
+        devices=sorted({str(p.device) for _, p in named}),
+        device_ids=[str(d) for d in (self.device_ids or [])],
+        find_unused=bool(self.find_unused_parameters),
+        static_graph=bool(getattr(self, "static_graph", False)),
+        broadcast_buffers=bool(self.broadcast_buffers),
+        buffers=[n for n, _ in module.named_buffers()][:200],
+        each=digests.of_tensors([p for _, p in named])[1][:4096],
+        group_size=self.process_group.size(),
+        batchnorms=sum(1 for m in module.modules() if "BatchNorm" in type(m).__name__),
+        sync_batchnorms=sum(1 for m in module.modules() if type(m).__name__ == "SyncBatchNorm"),
+    )
+    _watch_attributes()
+
+
+def _on_apply(self: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
+    """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP hooked."""
+    for wrapped in S.ddps:
+        model = wrapped.ref()
+        if model is not None and (self is model or self is model.module):
+            wrapped.moved_at = sites.here(4)
+
+
+def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
+    """Parameters that came, went or changed since the wrap. About 1 us a parameter; every step at first, then every 16th."""
+    found: dict[str, list[str]] = {}
+    seen: set[int] = set()
+    for name, p in model.module.named_parameters():
+        key = id(p)
+        seen.add(key)
+        known = wrapped.refs.get(key)
+        if known is None or known() is not p:
+            old = [i for i, n in wrapped.names.items() if n == names.clean(name)]
+            found.setdefault("rebound" if old else "added", []).append(name)
+        elif p.requires_grad != wrapped.grad[key]:
+            found.setdefault("unfrozen" if p.requires_grad else "frozen", []).append(name)
+        elif (p.dtype, p.device) != wrapped.dtypes[key]:
+            found.setdefault("cast", []).append(name)
+    for what, which in found.items():
+        fresh = [n for n in which if (what, n) not in wrapped.reported]
+        if fresh:
+            wrapped.reported.update((what, n) for n in fresh)
+            S.recorder.event("wrap_changed", _edit_site(wrapped, model, what, fresh, site), index=wrapped.index, what=what, names=fresh[:100], seen_at=sites.as_json(site))
+
+
+def _edit_site(wrapped: Wrapped, model: Any, what: str, which: list[str], fallback: sites.Site) -> sites.Site:
+    if what in ("unfrozen", "frozen") and _grad_edits:
+        return _grad_edits[-1]
+    if what == "cast" and getattr(wrapped, "moved_at", None):
+        return wrapped.moved_at
+    for name in which:
+        owner, _, attribute = name.rpartition(".")
+        while True:
+            try:
+                site = _edits.get((id(model.module.get_submodule(owner)), attribute))
+            except AttributeError:
+                site = None
+            if site is not None:
+                return site
+            if not owner:
+                break
+            owner, _, attribute = owner.rpartition(".")
+    return fallback
+
+
+_watching = [False]
+
+
+def _watch_attributes() -> None:
+    """From the first wrap on, remember which statement put a module or a parameter into a module."""
+    if _watching[0] or S.compiling:
+        return
+    _watching[0] = True
+    import torch
+
+    kinds = (torch.nn.Module, torch.nn.Parameter)
+
+    def note(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(value, kinds):
+            _edits[(id(self), name)] = sites.here(4)
+
+    for method in ("__setattr__", "add_module", "register_parameter", "register_module"):
+        before(torch.nn.Module, method, note)
+
+
+def _note_grad_edit(self: Any, *args: Any, **kwargs: Any) -> None:
+    if S.ddps:
+        _grad_edits.append(sites.here(4))
+        del _grad_edits[:-64]
+
+
+def _forward(original: Any) -> Any:
+    def enter(model: Any, args: Any, kwargs: Any, site: sites.Site) -> None:
+        wrapped = next((w for w in S.ddps if w.ref() is model), None)
+        if wrapped is None:
+            return
+        wrapped.forwards += 1
+        S.since.num_forward += 1
+        S.recorder.progress()
+        if model.training or S.steps < 4:
+            tensors = digests.of_batch((args, kwargs))
+            if tensors:
+                S.since.batch = mix(S.since.batch, digests.of_tensors(tensors[:4])[0])
+                S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
+        if S.steps < 64 or S.steps % 16 == 0:
+            _look_for_changes(wrapped, model, site)
+
+    def leave(model: Any, output: Any) -> None:
+        wrapped = next((w for w in S.ddps if w.ref() is model), None)
+        if wrapped is None:
+            return
+        graphs.watch(output, "eval" if not model.training else "train")
+        if model.training and wrapped.own_buffers and (S.steps < 64 or S.steps % 16 == 0):
+            table = dict(model.module.named_buffers())
+            wrapped.buffer_value = digests.of_tensors([table.get(n) for n in wrapped.own_buffers])[0]
+        elif not model.training and wrapped.eval_looks < 20:
+            wrapped.eval_looks += 1
+            table = dict(model.module.named_buffers())
+            each = digests.of_tensors(list(table.values()))[1]
+            if table:
+                S.recorder.event("wrap_eval", sites.here(4), index=wrapped.index, buffers=dict(zip(table, each, strict=True)))
+
+    enter_quiet, leave_quiet = quiet(enter), quiet(leave)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        enter_quiet(self, args, kwargs, sites.here(2))
+        S.recorder.enter("ddp_forward", sites.here(2))
+        output = original(self, *args, **kwargs)
+        S.recorder.leave()
+        leave_quiet(self, output)
+        return output
+
+    return forward
+
+
+def arm() -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    before(DDP, "__init__", _before_init)
+    after(DDP, "__init__", _after_init)
+    wrap(DDP, "forward", _forward)
+    before(torch.nn.Module, "_apply", _on_apply)
+    before(torch.nn.Module, "requires_grad_", _note_grad_edit)
+    before(torch.Tensor, "requires_grad_", _note_grad_edit)

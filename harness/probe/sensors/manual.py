@@ -1,0 +1,102 @@
+"""Steps without an optimizer: hand-written updates, hogwild, `torch.autograd.grad` loops. A step is seen at the next backward, when the
+leaves that the last backward reached have changed although no optimizer stepped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from typing import Any
+
+from .. import digests, names, protocol
+from ..patching import quiet
+from ..state import S
+
+_leaves: list[weakref.ref[Any]] = []
+_last: list[int] = []
+_names_told = [False]
+_counts = {"optimizer_steps": 0, "backwards_without": 0}
+MAX_NODES = 20_000
+
+
+def leaves(loss: Any) -> dict[int, Any]:
+    """Parameters that a backward from `loss` reaches: id -> tensor. One walk over the graph, bounded."""
+    found: dict[int, Any] = {}
+    todo, seen = [loss.grad_fn], set()
+    while todo and len(seen) < MAX_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found[id(variable)] = variable
+        todo.extend(n for n, _ in node.next_functions)
+    return found
+
+
+def look() -> None:
+    """Called before each backward: write a row if the leaves of the last one have changed by hand since."""
+    if not _leaves:
+        return
+    if S.steps_by_optimizer != _counts["optimizer_steps"]:
+        _counts["optimizer_steps"] = S.steps_by_optimizer
+        _last[:] = []
+        return
+    params = [ref() for ref in _leaves]
+    each = digests.of_tensors(params)[1]
+    if _last and each != _last:
+        _write(params, each)
+    _last[:] = each
+
+
+def _write(params: list[Any], each: list[int]) -> None:
+    from . import steps
+
+    if not _names_told[0]:
+        _names_told[0] = True
+        living = [p for p in params if p is not None]
+        table, roots = names.owners(living)
+        _roots[:] = [weakref.ref(r) for r in roots]
+        S.recorder.event(
+            protocol.PARAMS, opt=65_535, kind="by hand",
+            names=[table.get(id(p), f"param[{i}]") if p is not None else f"param[{i}]" for i, p in enumerate(params)],
+            numels=[0 if p is None else p.numel() for p in params], shapes=[[] if p is None else list(p.shape) for p in params],
+            dtypes=[], devices=sorted({str(p.device) for p in living}), ddp=[-1] * len(params), owned=[True] * len(params),
+            shared=sum(p.is_shared() for p in living if p.device.type == "cpu"), requires_grad=[True] * len(params),
+            roots=[type(r).__name__ for r in roots], groups=[], slices=1, param_bytes=sum(p.numel() * p.element_size() for p in living),
+        )  # fmt: skip
+        S.recorder.event("initial", opt=65_535, each=_last[:4096])
+    digest = digests.wide(b"".join(v.to_bytes(4, "little") for v in each))
+    step = S.steps
+    steps.write_row(65_535, protocol.FLAG_CHANGED, time.perf_counter(), grad=0, param=digest, full=0, none=0, hyper=0, train=0, lr=math.nan)
+    if protocol.detail_kept(step, len(each)):
+        S.recorder.detail(step, 65_535, [0] * len(each), each)
+
+
+_roots: list[weakref.ref[Any]] = []
+
+
+def roots_in_eval() -> bool:
+    """Whether a model that is trained is in eval mode; known for optimizers' and hand-trained models alike."""
+    from . import steps
+
+    known = [*_roots, *(ref for witness in list(steps._known.values()) for ref in witness.roots)]
+    return any((root := ref()) is not None and not root.training and any(True for _ in root.children()) for ref in known)
+
+
+def remember(loss: Any) -> None:
+    """Called after a backward without any optimizer so far: the leaves are what may be updated by hand."""
+    if S.steps_by_optimizer or S.backwards > 3 and _leaves:
+        return
+    reached = leaves(loss)
+    _leaves[:] = [weakref.ref(v) for v in reached.values()]
+    _last[:] = digests.of_tensors(list(reached.values()))[1]
+
+
+def arm() -> None:
+    """Called from backward.py; nothing to patch."""
+
+
+_ = quiet

@@ -1,0 +1,109 @@
+"""train() and eval() of whole models, torch.compile, DataParallel.
+
+Event "mode" (first 400): training, module, root (it is nobody's child among wrapped modules), site.
+Event "data_parallel": device_ids, site. Event "compile": site.
+Event "eval_graphs": see graphs.py; forwards of a module in eval mode with gradients enabled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import names, sites
+from ..patching import after, before, quiet, wrap
+from ..state import S
+from . import graphs, rng
+
+_depth = [0]
+_hook: list[Any] = []
+_eval_roots: set[int] = set()
+
+
+def _before_train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
+    frame_site = sites.here(4)
+    if frame_site[0] and _immediate_user_call():
+        S.recorder.event("mode", frame_site, training=bool(mode), module=type(module).__name__)
+        _watch_eval(module, bool(mode))
+
+
+def _immediate_user_call() -> bool:
+    """Whether the user's code called train()/eval() itself, not torch recursing into children."""
+    import sys
+
+    frame: Any = sys._getframe(3)
+    for _ in range(4):  # guarded, wrapper, perhaps eval() or DDP.train()
+        if frame is None:
+            return False
+        if sites.is_user_code(frame.f_code):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _watch_eval(module: Any, mode: bool) -> None:
+    """While a model is in eval mode, look at the outputs of its outermost forward: with gradients on, each keeps a graph."""
+    if S.compiling:
+        return
+    import torch
+
+    if mode:
+        _eval_roots.discard(id(module))
+    else:
+        _eval_roots.add(id(module))
+    if _eval_roots and not _hook:
+        look = quiet(_after_eval_forward)
+
+        def hook(m: Any, args: Any, output: Any) -> None:
+            if id(m) in _eval_roots:
+                look(m, output)
+
+        _hook.append(torch.nn.modules.module.register_module_forward_hook(hook))
+    elif not _eval_roots and _hook:
+        _hook.pop().remove()
+
+
+def _after_eval_forward(module: Any, output: Any) -> None:
+    import torch
+
+    if torch.is_grad_enabled():
+        graphs.watch(output, "eval")
+
+
+def _before_compile(*args: Any, **kwargs: Any) -> None:
+    if not S.compiling:
+        S.compiling = True
+        S.recorder.event("compile", sites.here(4))
+        rng.disarm()
+        if _hook:
+            _hook.pop().remove()
+
+
+def _after_data_parallel(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    S.recorder.event("data_parallel", sites.here(4), device_ids=[str(d) for d in getattr(self, "device_ids", [])], module=type(module).__name__)
+
+
+def _note_modules(module: Any) -> None:
+    for method in ("__init__", "__setstate__"):
+        wrap(module, method, _noting)
+
+
+def _noting(original: Any) -> Any:
+    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        try:
+            names.note_module(self)
+        except TypeError:
+            S.recorder.errors += 1
+        return result
+
+    return made
+
+
+def arm() -> None:
+    import torch
+
+    _note_modules(torch.nn.Module)
+    before(torch.nn.Module, "train", _before_train)
+    before(torch, "compile", _before_compile)
+    before(torch.nn.Module, "compile", _before_compile)
+    after(torch.nn.DataParallel, "__init__", _after_data_parallel)

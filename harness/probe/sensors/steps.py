@@ -1,0 +1,262 @@
+"""The witness: one row an optimizer step, from torch's own global step hooks.
+
+Event "params" (once an optimizer, again when its parameters change): opt, kind, names, numels, shapes, dtypes, devices, ddp (index of
+the wrap event or -1), owned (a living module has it), requires_grad, groups (lr, weight_decay a group), num_steps_per_slice.
+Event "full": digests {name: crc} of every parameter and optimizer state tensor, at the end of the process (why="end").
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from typing import Any
+
+from .. import digests, names, protocol, sites
+from ..arm import at_close
+from ..patching import quiet
+from ..state import MASK, S, SinceStep, mix, seq
+from . import ddp, memory, rng
+
+_known: weakref.WeakKeyDictionary[Any, Witness] = weakref.WeakKeyDictionary()
+_counter = [0]
+FULL_AT_END_BYTES = 256_000_000  # the final integer hash of everything; 0.6 s a GB and only once
+
+
+class Witness:
+    """What is remembered about one optimizer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.opt = _counter[0]
+        _counter[0] += 1
+        self.kind = type(optimizer).__name__
+        self.learn(optimizer)
+        self.param_each: list[int] = []
+
+    def learn(self, optimizer: Any) -> None:
+        known = names.Known(optimizer.param_groups)
+        self.ids = [id(p) for p in known.params]
+        self.names = [known.names[i] for i in known.order]
+        self.params = [known.params[i] for i in known.order]
+        self.refs = [weakref.ref(p) for p in self.params]
+        self.owned = [known.owned[i] for i in known.order]
+        self.roots = known.roots
+        self.rotation = digests.Rotation(self.params)
+        self.wraps = [ddp.wrap_of(p) for p in self.params]
+        self.describe(optimizer)
+        params, self.params = self.params, []  # weak references only: we keep nothing of the user's alive
+        del params
+
+    def describe(self, optimizer: Any) -> None:
+        S.recorder.event(
+            protocol.PARAMS,
+            opt=self.opt,
+            kind=self.kind,
+            names=self.names,
+            numels=[p.numel() for p in self.params],
+            shapes=[list(p.shape) for p in self.params],
+            dtypes=[str(p.dtype).removeprefix("torch.") for p in self.params],
+            devices=sorted({str(p.device) for p in self.params}),
+            ddp=self.wraps,
+            owned=self.owned,
+            shared=sum(p.is_shared() for p in self.params if p.device.type == "cpu"),
+            requires_grad=[p.requires_grad for p in self.params],
+            roots=[type(r()).__name__ for r in self.roots],
+            groups=[{k: g.get(k) for k in ("lr", "weight_decay", "momentum") if isinstance(g.get(k), (int, float))} for g in optimizer.param_groups],
+            slices=len(self.rotation.slices),
+            param_bytes=self.rotation.num_bytes,
+        )
+
+    def current(self) -> list[Any]:
+        return [ref() for ref in self.refs]
+
+
+def witness_of(optimizer: Any) -> Witness:
+    witness = _known.get(optimizer)
+    if witness is None:
+        witness = _known[optimizer] = Witness(optimizer)
+    elif witness.ids != [id(p) for group in optimizer.param_groups for p in group["params"]]:
+        witness.learn(optimizer)
+    return witness
+
+
+class Pending:
+    """Between the pre and the post hook of one step."""
+
+    def __init__(self, witness: Witness, params: list[Any], grad: int, grads: list[int], none: int, all_none: bool, before: list[int]) -> None:
+        self.witness, self.params, self.grad, self.grads, self.none, self.all_none = witness, params, grad, grads, none, all_none
+        self.before = before
+
+
+_pending: dict[int, Pending] = {}
+
+
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    began = time.perf_counter()
+    S.since.step_began = began
+    closure = (args[0] if args else None) or (kwargs or {}).get("closure")
+    witness = witness_of(optimizer)
+    params = witness.current()
+    tensors = [None if p is None else p.grad for p in params] if closure is None else []
+    grad, grads = digests.of_tensors(tensors) if tensors else (0, [0] * len(params))
+    none = digests.wide(bytes(t is None for t in tensors)) if tensors else 0
+    if not witness.param_each:
+        witness.param_each = digests.of_tensors(params)[1]
+    _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, bool(tensors) and all(t is None for t in tensors), witness.param_each)
+    for look in at_step:
+        look(optimizer, witness, params)
+    S.probe_s += time.perf_counter() - began
+
+
+at_step: list[Any] = []  # sensors that look at the gradients just before a step: (optimizer, witness, params)
+
+
+def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    began = time.perf_counter()
+    pending = _pending.pop(id(optimizer), None)
+    if pending is None:
+        return
+    witness = pending.witness
+    param, each = digests.of_tensors(pending.params)
+    witness.param_each = each
+    step = S.steps
+    full = witness.rotation.digest(pending.params, step) if all(p is not None for p in pending.params) else 0
+    flags = (protocol.FLAG_CHANGED if each != pending.before else 0) | (protocol.FLAG_ALL_NONE if pending.all_none else 0)
+    if any(w >= 0 for w in witness.wraps):
+        flags |= protocol.FLAG_DDP
+    # step 0 is described by what came before it too: equal parameters at the start tell a replica from a stranger
+    if step == 0:
+        S.recorder.event("initial", opt=witness.opt, each=pending.before[:4096])
+    S.steps_by_optimizer += 1
+    write_row(
+        witness.opt, flags, began, grad=pending.grad, param=param, full=full, none=pending.none, hyper=_hyper(optimizer),
+        train=_train_flags(witness), lr=_lr(optimizer),
+    )  # fmt: skip
+    if protocol.detail_kept(step, len(each)):
+        S.recorder.detail(step, witness.opt, pending.grads, each)
+
+
+def write_row(opt: int, flags: int, began: float, *, grad: int, param: int, full: int, none: int, hyper: int, train: int, lr: float) -> None:
+    """Close the step: pack what has been summed since the last one."""
+    since, step = S.since, S.steps
+    loss = _read_loss()
+    if loss is not None and not math.isfinite(loss):
+        flags |= protocol.FLAG_LOSS_NOT_FINITE
+    flags |= (
+        (protocol.FLAG_ZEROED if since.zeroed else 0)
+        | (protocol.FLAG_NO_SYNC if since.last_no_sync else 0)
+        | (protocol.FLAG_EVAL if since.eval_backward else 0)
+    )
+    rss, alloc, reserved = memory.now(step)
+    first = since.first_sync or since.step_began or began
+    packed = protocol.ROW.pack(
+        grad, param, full, none, train, hyper, since.index, since.batch, since.coll, ddp.buffer_digest(step), rng.digest(step),
+        mix(since.draws, rng.python_digest(step)) if since.draws or step < 64 else 0,
+        step & 0xFFFFFFFF, opt & 0xFFFF, flags, time.time_ns(), seq(), since.num_coll, since.num_reduce, since.num_backward, since.num_forward,
+        since.num_batches, since.num_samples, S.graphs_alive, S.sched_steps, math.nan if loss is None else loss, since.loss_sum, lr, since.scale,
+        since.grad_norm, began - since.start, since.data_s, since.coll_s, since.backward_s, max(0.0, first - since.start),
+        max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], rss, alloc, reserved,
+    )  # fmt: skip
+    S.recorder.row(packed, step)
+    S.steps = S.recorder.steps = step + 1
+    S.recorder.progress()
+    if step == 0:
+        S.recorder.phase("train")
+    _last_probe[0] = S.probe_s
+    S.since = SinceStep()
+    S.probe_s += time.perf_counter() - began
+
+
+_last_probe = [0.0]
+
+
+def _read_loss() -> float | None:
+    """The loss of the last backward. On a device this would wait for the GPU at every step: it is read when the copy has arrived."""
+    loss = S.loss
+    if loss is None:
+        return None
+    try:
+        if isinstance(loss, float):
+            return loss
+        if loss.device.type == "cpu":
+            return float(loss.detach().float().sum()) if loss.numel() == 1 else float(loss.detach().float().mean())
+        return _device_loss(loss)
+    except RuntimeError:
+        return None
+
+
+_in_flight: list[tuple[Any, Any]] = []
+
+
+def _device_loss(loss: Any) -> float | None:
+    """The newest device loss whose copy has arrived: a few steps old, without a wait."""
+    import torch
+
+    host = torch.empty((), dtype=torch.float32, pin_memory=True)
+    host.copy_(loss.detach().float().mean(), non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    _in_flight.append((host, event))
+    value: float | None = None
+    while _in_flight and _in_flight[0][1].query():
+        value = float(_in_flight.pop(0)[0])
+    return value
+
+
+def _hyper(optimizer: Any) -> int:
+    digest = 1
+    for group in optimizer.param_groups:
+        for key in ("lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening", "nesterov"):
+            if key in group:
+                digest = mix(digest, _crc(repr(_plain(group[key]))))
+    return digest & MASK
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if hasattr(value, "item") and getattr(getattr(value, "device", None), "type", "cpu") == "cpu" else (value if not hasattr(value, "item") else "device")
+
+
+def _crc(text: str) -> int:
+    return digests.wide(text.encode())
+
+
+def _lr(optimizer: Any) -> float:
+    try:
+        return float(_plain(optimizer.param_groups[0].get("lr", math.nan)))
+    except (TypeError, ValueError, IndexError):
+        return math.nan
+
+
+def _train_flags(witness: Witness) -> int:
+    digest = 1
+    for ref in witness.roots:
+        root = ref()
+        if root is not None:
+            for module in root.modules():
+                digest = mix(digest, 2 + module.training)
+    return digest & MASK
+
+
+def finish() -> None:
+    """Integer hash of everything that was trained, once, at the end."""
+    for optimizer, witness in list(_known.items()):
+        params = witness.current()
+        if witness.rotation.num_bytes > FULL_AT_END_BYTES or any(p is None or p.device.type != "cpu" for p in params):
+            continue
+        state: dict[str, int] = {}
+        for name, p in zip(witness.names, params, strict=True):
+            for key, value in optimizer.state.get(p, {}).items():
+                if digests.plain(value) and value.device.type == "cpu":
+                    state[f"{name}:{key}"] = digests.full(value)
+        S.recorder.event("full", why="end", opt=witness.opt, params={n: digests.full(p) for n, p in zip(witness.names, params, strict=True)}, state=state)
+
+
+def arm() -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(quiet(before_step))
+    register_optimizer_step_post_hook(quiet(after_step))
+    at_close.append(quiet(finish))
+
+
+_ = sites

@@ -1,0 +1,82 @@
+"""Where in the user's code a call came from. User code is what is neither torch, the standard library, site-packages nor the probe."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any
+from zlib import crc32
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_PATHS = sysconfig.get_paths()
+_SYSTEM = tuple(
+    {os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib") if k in _PATHS}
+    | {os.path.join(os.path.dirname(os.__file__), ""), os.path.join(_HERE, "")}
+)
+_is_user: dict[CodeType, bool] = {}
+_texts: dict[tuple[str, int], str] = {}
+
+Site = tuple[str, int, str]  # file, line, function
+UNKNOWN: Site = ("", 0, "")
+
+
+def is_user_file(name: str) -> bool:
+    """Whether code in this file is the user's. A project that lives inside site-packages is not."""
+    if name.startswith("<") or not name:
+        return False
+    full = os.path.abspath(name)
+    return not full.startswith(_SYSTEM) and f"{os.sep}site-packages{os.sep}" not in full and f"{os.sep}dist-packages{os.sep}" not in full
+
+
+def is_user_code(code: CodeType) -> bool:
+    known = _is_user.get(code)
+    if known is None:
+        known = _is_user[code] = is_user_file(code.co_filename)
+    return known
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the user's code, from `frame` outwards."""
+    while frame is not None and not is_user_code(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+def here(depth: int = 2) -> Site:
+    """Call site in the user's code, `depth` frames up or further out. About 1 us."""
+    frame = user_frame(sys._getframe(depth))
+    if frame is None:
+        return UNKNOWN
+    return (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
+
+def stack(depth: int = 2, limit: int = 6) -> list[Site]:
+    """User frames, innermost first."""
+    found: list[Site] = []
+    frame = user_frame(sys._getframe(depth))
+    while frame is not None and len(found) < limit:
+        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = user_frame(frame.f_back)
+    return found
+
+
+def text(site: Site) -> str:
+    """The source line, read in the rank (the controller opens no recorded path)."""
+    key = site[:2]
+    if key not in _texts:
+        _texts[key] = linecache.getline(site[0], site[1]).strip()[:200] if site[0] else ""
+    return _texts[key]
+
+
+def as_json(site: Site) -> dict[str, Any] | None:
+    if not site[0]:
+        return None
+    return {"file": site[0], "line": site[1], "func": site[2], "text": text(site)}
+
+
+def digest(site: Site) -> int:
+    """Equal on all ranks for the same line: paths are hashed by base name, since nodes may mount them elsewhere."""
+    return crc32(f"{os.path.basename(site[0])}:{site[1]}:{site[2]}".encode())

@@ -1,0 +1,90 @@
+"""What this process remembers between two hooks. One instance, `S`, reset in a forked child."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+    from .sites import Site
+
+MASK = (1 << 64) - 1
+
+
+def mix(digest: int, value: int) -> int:
+    """Order-dependent 64-bit mixing (FNV-1a on words): plain sums and XOR cancel."""
+    return ((digest ^ (value & MASK)) * 0x100000001B3 + 0x9E3779B97F4A7C15) & MASK
+
+
+class SinceStep:
+    """Sums since the end of the last optimizer step."""
+
+    __slots__ = (
+        "all_seq", "backward_s", "batch", "coll", "coll_s", "data_s", "draws", "eval_backward", "first_sync", "grad_norm", "index",
+        "last_no_sync", "loss_sum", "num_backward", "num_batches", "num_coll", "num_forward", "num_reduce", "num_samples", "python_seq",
+        "scale", "start", "step_began", "zeroed",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.coll = self.index = self.batch = self.draws = 0
+        self.num_coll = self.num_reduce = self.num_backward = self.num_forward = self.num_batches = self.num_samples = 0
+        self.python_seq = self.all_seq = 0
+        self.data_s = self.coll_s = self.backward_s = 0.0
+        self.first_sync = 0.0  # perf_counter at the first collective or backward; 0: none yet
+        self.loss_sum = 0.0
+        self.grad_norm = float("nan")
+        self.scale = 0.0
+        self.zeroed = False
+        self.last_no_sync = False
+        self.eval_backward = False
+        self.step_began = 0.0
+
+
+class State:
+    """Everything that hooks share. Not thread-safe by itself: python-level hooks hold the GIL, and sums may be off by one there."""
+
+    def __init__(self) -> None:
+        self.recorder: Recorder = None  # type: ignore[assignment]  # set by arm() before any hook exists
+        self.busy = False  # the probe itself is at work: its own torch calls are not observed
+        self.reset()
+
+    def reset(self) -> None:
+        self.since = SinceStep()
+        self.steps = 0
+        self.group: Any = None  # the default process group, once it exists
+        self.in_collective = 0
+        self.loss: Any = None  # detached scalar of the last backward
+        self.loss_site: Site | None = None
+        self.graphs_alive = 0
+        self.sched_steps = 0
+        self.ddps: list[Any] = []  # sensors/ddp.Wrapped, in order of construction
+        self.loops: list[Any] = []  # sensors/loader.Pass that are open
+        self.training_loops = 0
+        self.probe_s = 0.0
+        self.steps_by_optimizer = 0
+        self.batch_rows = 0  # first dimension of the last batch that went through a wrapped model or came from a loader
+        self.backwards = 0  # in all
+        self.collectives = 0
+        self.compiling = False  # torch.compile was called: no global module hooks
+
+    def reset_for_child(self) -> None:
+        """After a fork: counts start anew; what the parent wrapped (DDP objects, group) is not the child's."""
+        compiling = self.compiling
+        self.reset()
+        self.compiling = compiling
+
+
+S = State()
+
+
+def seq() -> int:
+    """Sequence number of the default group; -1: there is none (0.2 us)."""
+    group = S.group
+    if group is None:
+        return -1
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError):
+        return -1
