@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no completion for {args.shell!r}{did_you_mean(args.shell, SHELLS)}; there is one for {', '.join(SHELLS)}")
     parser, parsers = top_parser(verbs())
     _complete(parsers)
-    text = shtab.complete(parser, shell=args.shell, root_prefix="harness", preamble=PREAMBLE)
+    text = shtab.complete(parser, shell=args.shell, root_prefix="harness", preamble=PREAMBLE.get(args.shell, ""))
     emit(targets(args.format, "completion", ("console",)), {"console": lambda: text})
     return 0
 
