@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.model import Plan
@@ -34,8 +34,9 @@ class Warmth:
 
     count: int
     preload: tuple[str, ...]
-    script: str
+    folder: str  # the script's: first on a rank's path, so nothing in it may bear the name of a preloaded module
     python: str
+    env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,8 @@ class Command:
     cwd: str
     foreground: bool = False  # keeps the terminal of the controller as stdin, stdout and stderr
     warmth: Warmth | None = None
-    fallback: Command | None = field(default=None)  # used, and said, where servers cannot be had
+    fallback: Command | None = None  # used, and said, where servers cannot be had
+    note: str = ""  # why this is not the launcher that was asked for
 
 
 def python_of(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from harness.launch import job as wire
 from harness.launch import proctable, shm, spawn
-from harness.launch.command import AGENT_LOG
+from harness.launch.command import AGENT_LOG, Command
 from harness.launch.job import Account, Job, RankState
 from harness.launch.proctable import Process
 from harness.launch.rank_shim import FIFO
@@ -54,11 +54,12 @@ class Gang:
 
     # ---- running
 
-    def start(self, command: Any = None) -> None:
+    def start(self, command: Command, servers: str = "") -> None:
         """Starts the command; a command that cannot be started is an ending, not an error of ours."""
-        command = command or self.job.command
+        if command.note:
+            self._fallback(command.note)
         try:
-            process = spawn.start(command, self.run_dir, self._terminal)
+            process = spawn.start(command, self.run_dir, self._terminal, servers)
         except OSError as error:
             return self.fail(f"{error.filename or command.argv[0]}: {error.strerror}")
         process.returncode = 0  # we reap every child ourselves; Popen must not
@@ -71,9 +72,18 @@ class Gang:
         self._settle()
 
     def fall_back(self, reason: str) -> None:
-        self.account.fallback = reason
-        self._tell({"ev": wire.FALLBACK, "reason": reason})
+        """The servers cannot serve this script: the real torchrun takes over, and that is said."""
+        self._fallback(reason)
+        assert self.job.command.fallback is not None
         self.start(self.job.command.fallback)
+
+    def _fallback(self, reason: str) -> None:
+        self._tell({"ev": wire.FALLBACK, "reason": reason})
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the command has not been started yet."""
+        return self.agent is None and self.agent_code is None and not self.ended
 
     @property
     def pressing(self) -> bool:
@@ -86,7 +96,8 @@ class Gang:
         self.reason = reason
         self._tell({"ev": "stop", "reason": reason})
         if self.agent is None and self.agent_code is None:
-            return self.fail("stopped before the launch")
+            self._error = "stopped before the launch"
+            return self._end([])
         self._look()
         agent = self._seen.get(self.agent or -1)
         if self.agent_code is None and agent:

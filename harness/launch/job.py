@@ -47,7 +47,6 @@ class Account:
     """What is known of the ranks of a run so far."""
 
     ranks: dict[int, RankState] = field(default_factory=dict)
-    fallback: str = ""
 
     def exits(self) -> list[dict[str, Any]]:
         done = [state for state in self.ranks.values() if state.code is not None]
@@ -70,4 +69,4 @@ def parse_job(line: Mapping[str, Any]) -> Job:
 def parse_command(raw: Mapping[str, Any]) -> Command:
     warmth = raw["warmth"] and Warmth(**{**raw["warmth"], "preload": tuple(raw["warmth"]["preload"])})
     fallback = raw["fallback"] and parse_command(raw["fallback"])
-    return Command(tuple(raw["argv"]), raw["env"], raw["cwd"], raw["foreground"], warmth or None, fallback or None)
+    return Command(tuple(raw["argv"]), raw["env"], raw["cwd"], raw["foreground"], warmth or None, fallback or None, raw["note"])

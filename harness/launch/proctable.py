@@ -4,7 +4,8 @@ A process is ours if it descends from the supervisor, or if it runs under our us
 and signalling the pid may be reused, so a process is pinned by a pidfd and its start time is read again before the signal goes out.
 """
 
-# ruff: noqa: PTH  (a look at the table is thousands of paths; plain strings cost a fifth)
+# ruff: noqa: PTH115, PTH116, PTH208
+# a look at the table is thousands of paths; plain strings cost a fifth
 
 from __future__ import annotations
 

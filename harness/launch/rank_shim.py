@@ -7,7 +7,8 @@ the run's FIFO. The rank is a session leader, as under torchrun; it gets every s
 rank ended, so that the agent sees what it would have seen. A shim that is killed takes its rank along.
 """
 
-# ruff: noqa: PTH  (pathlib would add a third to the start of this process)
+# ruff: noqa: PTH103, PTH118
+# pathlib would add a third to the start of this process
 
 from __future__ import annotations
 

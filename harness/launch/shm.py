@@ -4,7 +4,8 @@ A name proves nothing but torch's (`torch_<pid>_...`); the others (`psm_*`, `sem
 which is looked up before a gang is killed. What is merely new, of our user and of no living process is told, not removed.
 """
 
-# ruff: noqa: PTH  (plain strings, as in proctable)
+# ruff: noqa: PTH108, PTH116, PTH208
+# plain strings, as in proctable
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.launch.command import AGENT_LOG, INHERITED, INHERITED_PREFIX, Command
+from harness.launch.warm_wire import ENV_SERVERS
 from harness.probe.protocol import LOG_DIR
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -26,9 +27,9 @@ def clean_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in inherited.items() if name not in INHERITED and not name.startswith(INHERITED_PREFIX)}
 
 
-def start(command: Command, run_dir: Path, terminal: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def start(command: Command, run_dir: Path, terminal: tuple[int, ...], servers: str = "") -> subprocess.Popen[bytes]:
     """Starts it; OSError where the program or the folder does not exist."""
-    env = {**clean_environment(os.environ), **command.env}
+    env = {**clean_environment(os.environ), **command.env, **({ENV_SERVERS: servers} if servers else {})}
     if command.foreground and terminal:
         streams = dict(zip(("stdin", "stdout", "stderr"), terminal, strict=True))
         return subprocess.Popen(command.argv, env=env, cwd=command.cwd, preexec_fn=_end_with_us, **streams)  # type: ignore[call-overload,no-any-return]

@@ -14,12 +14,14 @@ import selectors
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness.launch import job as wire
 from harness.launch import spawn
 from harness.launch.gang import Gang
+from harness.launch.pool import Pool
 from harness.probe.protocol import SUPERVISOR_FILE
 
 IDLE_S, ENDING_S = 1.0, 0.02
@@ -32,32 +34,47 @@ class Supervisor:
         self._leaving = False
         self._partial = b""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(0, selectors.EVENT_READ, self._on_stdin)
+        self._watch(0, self._on_stdin)
         self._wakeup = _wake_on_signals()
-        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
+        self._watch(self._wakeup, self._on_signal)
+        self._pool = Pool(self._watch, self._unwatch)
+
+    def _watch(self, descriptor: int, call: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, call)
+
+    def _unwatch(self, descriptor: int) -> None:
+        self._selector.unregister(descriptor)
 
     def serve(self) -> None:
+        """Until the controller is gone or says so, and nothing runs any more."""
         while not (self._leaving and self._gang is None):
             for key, _ in self._selector.select(self._patience()):
                 key.data()
             self._reap()
             if self._gang is not None:
                 self._advance(self._gang)
+        self._pool.close()
 
     def _patience(self) -> float:
         return ENDING_S if self._gang is not None and self._gang.pressing else IDLE_S
 
     def _advance(self, gang: Gang) -> None:
+        if gang.waiting and gang.job.command.warmth is not None:
+            obstacle = self._pool.obstacle(gang.job.command.warmth)
+            if obstacle:
+                gang.fall_back(obstacle)
+            elif obstacle is not None:
+                gang.start(gang.job.command, self._pool.folder)
         gang.tick()
         if gang.ended:
-            self._selector.unregister(gang.fifo)
+            self._unwatch(gang.fifo)
             gang.close()
             self._gang = None
 
     def _on_stdin(self) -> None:
         chunk = os.read(0, 1 << 16)
         if not chunk:
-            self._selector.unregister(0)
+            self._unwatch(0)
             return self._leave("controller died")
         *lines, self._partial = (self._partial + chunk).split(b"\n")
         for line in lines:
@@ -73,9 +90,12 @@ class Supervisor:
             self._leave("interrupted")
 
     def _run(self, job: wire.Job) -> None:
-        self._gang = Gang(job, self._tell, lambda: set(), self._terminal)
-        self._selector.register(self._gang.fifo, selectors.EVENT_READ, self._gang.on_fifo)
-        self._gang.start()
+        self._gang = gang = Gang(job, self._tell, self._pool.pids, self._terminal)
+        self._watch(gang.fifo, gang.on_fifo)
+        if job.command.warmth is None:
+            gang.start(job.command)
+        else:
+            self._pool.prepare(job.command.warmth)
 
     def _leave(self, reason: str) -> None:
         self._leaving = True
@@ -110,10 +130,8 @@ def _wake_on_signals() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # never SIG_IGN: the ranks would inherit that
         signal.signal(number, lambda *_: None)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     return reader
 
 
