@@ -35,18 +35,15 @@ def quiet(function: F) -> F:
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
     """Set `owner.name` to make(original). False where there is no such name (another torch version).
 
-    dynamo is told not to trace into the wrapper: it breaks the graph there, as it does at the functions that we wrap.
+    Wrappers stack: two sensors may look at one function. dynamo is told not to trace into the wrapper: it breaks the graph there, as it does at the functions that we wrap.
     """
     original = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
     if original is None:
         return False
     static = isinstance(original, staticmethod)
     inner = original.__func__ if static else original
-    if getattr(inner, "_harness_wrapped", False):
-        return True
     wrapper = make(inner)
     functools.update_wrapper(wrapper, inner)
-    wrapper._harness_wrapped = True  # type: ignore[attr-defined]
     wrapper._torchdynamo_disable = True  # type: ignore[attr-defined]
     setattr(owner, name, staticmethod(wrapper) if static else wrapper)
     return True

@@ -215,19 +215,12 @@ def arm() -> None:
     wrap(torch.serialization, "load", _load)
     torch.save, torch.load = torch.serialization.save, torch.serialization.load
     before(torch.nn.Module, "load_state_dict", _before_kept_load)
-    wrap_again(torch.nn.Module, "load_state_dict", _load_state)
+    wrap(torch.nn.Module, "load_state_dict", _load_state)
     wrap(torch.optim.Optimizer, "load_state_dict", _optimizer_load)
     wrap(torch.nn.Module, "state_dict", _after_state_dict)
     scheduler = torch.optim.lr_scheduler.LRScheduler
     before(scheduler, "load_state_dict", lambda self, *a, **k: S.recorder.event("load_scheduler", sites.here(4), kind=type(self).__name__))
     before(torch.amp.GradScaler, "load_state_dict", lambda self, *a, **k: S.recorder.event("load_scaler", sites.here(4)))
-
-
-def wrap_again(owner: Any, name: str, make: Any) -> None:
-    """A second wrapper around one that is already there."""
-    current = owner.__dict__[name]
-    current._harness_wrapped = False
-    wrap(owner, name, make)
 
 
 _ = digests

@@ -94,7 +94,7 @@ _pending: dict[int, Pending] = {}
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     began = time.perf_counter()
     S.since.step_began = began
-    closure = (args[0] if args else None) or (kwargs or {}).get("closure")
+    closure = (args[1] if len(args) > 1 else None) or (kwargs or {}).get("closure")  # args[0] is the optimizer itself
     witness = witness_of(optimizer)
     params = witness.current()
     tensors = [None if p is None else p.grad for p in params] if closure is None else []

@@ -1,0 +1,1 @@
+"""Checkpoints and state_dict."""

@@ -1,0 +1,102 @@
+"""Runs the checks over a run: every step once for all of them, then the ends, then the folding of consequences under their cause."""
+
+from __future__ import annotations
+
+import fnmatch
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.registry import all_checks
+from harness.model import Finding, Outcome, OutcomeKind
+from harness.record import Run
+
+
+@dataclass
+class _Running:
+    """One check on its way through the run."""
+
+    check: Check
+    steps: bool = True  # it overrides step(): the others are not asked
+    outcome: Outcome | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    def settle(self, kind: OutcomeKind, reason: str = "") -> None:
+        self.outcome = Outcome(self.check.code, self.check.name, kind, reason, tuple(self.findings))
+
+
+def _selected(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
+    def matches(patterns: Iterable[str]) -> bool:
+        return any(fnmatch.fnmatchcase(code, p) or code.startswith(p) for p in patterns)
+
+    return (not select or matches(select)) and not matches(ignore)
+
+
+def judge(run: Run, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[list[Outcome], list[Finding]]:
+    """(what became of every check, the findings that remain after folding), ordered by code and by severity.
+
+    A check that raises is an outcome of its own ("crashed"), never the end of the others.
+    """
+    running: list[_Running] = []
+    outcomes: list[Outcome] = []
+    for kind in all_checks():
+        if not _selected(kind.code, select, ignore):
+            outcomes.append(Outcome(kind.code, kind.name, OutcomeKind.DESELECTED))
+            continue
+        running.append(_Running(kind(), steps=kind.step is not Check.step))
+    for one in running:
+        _guarded(one, lambda one=one: one.check.begin(run))  # type: ignore[misc]
+    wanting = [one for one in running if one.steps]
+    if wanting:
+        for step in run.steps():
+            for one in wanting:
+                if one.outcome is None:
+                    _guarded(one, lambda one=one, step=step: one.check.step(step))  # type: ignore[misc]
+    for one in running:
+        if one.outcome is None:
+            _guarded(one, lambda one=one: one.findings.extend(one.check.end(run)))  # type: ignore[misc]
+        if one.outcome is None:
+            one.settle(OutcomeKind.RAN)
+    outcomes.extend(one.outcome for one in running if one.outcome is not None)
+    outcomes.sort(key=lambda o: o.code)
+    return outcomes, fold([f for one in running for f in one.findings])
+
+
+def _guarded(one: _Running, call: object) -> None:
+    try:
+        call()  # type: ignore[operator]
+    except NotApplicable as reason:
+        one.settle(OutcomeKind.NOT_APPLICABLE, str(reason))
+    except Inconclusive as reason:
+        one.settle(OutcomeKind.INCONCLUSIVE, str(reason))
+    except Exception:
+        one.findings = []
+        one.settle(OutcomeKind.CRASHED, traceback.format_exc(limit=-4))
+
+
+def fold(findings: Sequence[Finding]) -> list[Finding]:
+    """One cause, one finding: what another finding explains is named in its `consequences` and dropped.
+
+    Explaining is transitive; two findings that explain each other keep the one that comes first by code.
+    """
+    explains = {kind.code: kind.explains for kind in all_checks()}
+    present = {f.code for f in findings}
+
+    def reach(code: str, seen: set[str]) -> set[str]:
+        for pattern in explains.get(code, ()):
+            for other in present:
+                if other not in seen and other != code and fnmatch.fnmatchcase(other, pattern):
+                    seen.add(other)
+                    reach(other, seen)
+        return seen
+
+    below = {code: reach(code, set()) for code in sorted(present)}
+    dropped: set[str] = set()
+    for code in sorted(present, key=lambda c: (-len(below[c]), c)):
+        if code not in dropped:
+            dropped |= {other for other in below[code] if other != code and not (code in below[other] and other < code)}
+    kept = [
+        replace(f, consequences=tuple(sorted(below[f.code] & dropped))) if below[f.code] & dropped else f for f in findings if f.code not in dropped
+    ]
+    return sorted(kept, key=lambda f: (-f.severity, f.code))

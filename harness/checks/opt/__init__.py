@@ -1,0 +1,1 @@
+"""Optimizer, loss and precision."""

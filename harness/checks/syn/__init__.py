@@ -1,0 +1,1 @@
+"""Gradient and parameter sync."""
