@@ -26,6 +26,7 @@ from harness.launch.rank_shim import FIFO
 from harness.probe.protocol import LOG_DIR
 
 MOMENT_S = 1.0  # for helpers that end by themselves once their parent is gone
+GLANCE_S = 5.0
 UNKILLABLE_S = 3.0  # a process that outlives SIGKILL that long sits in the kernel
 SPARED = "resource_tracker"  # removes the shared memory of a killed process at the end of its pipe: killed last
 Tell = Callable[[dict[str, Any]], None]
@@ -49,6 +50,7 @@ class Gang:
         self._seen: dict[int, Process] = {}  # every process of the run that a look at the table has met
         self._leaks: list[str] = []
         self._mapped: set[str] = set()
+        self._glanced = self._started
         self.fifo = _open_fifo(self.run_dir)
         self._partial = b""
 
@@ -158,8 +160,10 @@ class Gang:
 
     def tick(self) -> None:
         """Moves on by the clock; called every few ms once something ends."""
-        if self.ended or (self.agent_code is None and self._kill_at is None):
+        if self.ended:
             return None
+        if self.agent_code is None and self._kill_at is None:
+            return self._glance()
         now = time.monotonic()
         members = self._look()
         if self.agent_code is not None and not members:
@@ -170,10 +174,19 @@ class Gang:
             self._end(members)
         return None
 
+    def _glance(self) -> None:
+        """While all is well: which segments do our processes use? 5 ms a process with torch, so every 5 s only."""
+        if time.monotonic() > self._glanced + GLANCE_S and self.agent is not None:
+            self._glanced = time.monotonic()
+            self._note_segments(self._look())
+
+    def _note_segments(self, members: list[Process]) -> None:
+        self._mapped.update(name for process in members for name in shm.mapped_by(process.pid))
+
     def _kill(self, members: list[Process]) -> None:
         if self._killed_at is None:
             self._killed_at = time.monotonic()
-            self._mapped = {name for process in members for name in shm.mapped_by(process.pid)}
+            self._note_segments(members)
             self._note(members)
         spare = time.monotonic() < self._killed_at + MOMENT_S
         for process in members:
@@ -213,17 +226,18 @@ class Gang:
         self._tell(self._ending(left))
 
     def _sweep_segments(self) -> list[str]:
-        """Removes segments that are provably ours and dead; names those that are only likely to be."""
+        """Removes segments that are provably ours and in no one's use. After a kill that is our own litter, else the script's, and told."""
         new = {name: inode for name, inode in shm.segments().items() if name not in self._segments}
         pids = {*self._seen, *(state.pid for state in self.account.ranks.values())}
+        killed = self._killed_at is not None or any(state.code != 0 for state in self.account.ranks.values())
         left: list[str] = []
         for name in sorted(new.keys() - shm.in_use(set(new))) if new else ():
-            proven = name in self._mapped or shm.made_by(name, pids)
-            killed = self._killed_at is not None or any(state.code != 0 for state in self.account.ranks.values())
-            if proven and shm.remove(name, new[name]):
-                left += [] if killed else [f"/dev/shm/{name} was left behind and has been removed"]
-            else:
-                left.append(f"/dev/shm/{name} appeared during the run and belongs to no living process")
+            if not (name in self._mapped or shm.made_by(name, pids)):
+                continue
+            if not shm.remove(name, new[name]):
+                left.append(f"/dev/shm/{name} was left behind and cannot be removed")
+            elif not killed:
+                left.append(f"/dev/shm/{name} was left behind and has been removed")
         return left
 
     def _ending(self, left: list[str]) -> dict[str, Any]:
