@@ -1,0 +1,96 @@
+"""The status pages of a run, read while the ranks rewrite them: a torn page is read again, then the last whole one counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.probe import protocol
+from harness.probe.protocol import Status
+from harness.watch import processes
+
+ATTEMPTS = 3
+MAX_START_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class Page:
+    """One process of the run: who it is, what its page says, whether it lives."""
+
+    stem: str
+    pid: int
+    ticks: int
+    rank: int
+    ppid: int
+    status: Status
+    alive: bool
+
+    @property
+    def ended(self) -> bool:
+        return self.status.phase == "ended"
+
+
+class Pages:
+    """All pages of one run folder; remembers what does not change."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / protocol.REC_DIR
+        self._who: dict[str, tuple[int, int]] = {}
+        self._last: dict[str, Status] = {}
+
+    def read(self) -> list[Page]:
+        try:
+            names = sorted(entry.name for entry in self._folder.iterdir() if entry.name.endswith(".status"))
+        except OSError:
+            return []
+        return [page for name in names if (page := self._page(name.removesuffix(".status")))]
+
+    def _page(self, stem: str) -> Page | None:
+        identity = parse_stem(stem)
+        status = self._status(stem)
+        if identity is None or status is None:
+            return None
+        if stem not in self._who:
+            self._who[stem] = read_start(self._folder / f"{stem}.jsonl")
+        rank, ppid = self._who[stem]
+        return Page(stem, *identity, rank, ppid, status, processes.lives(*identity))
+
+    def _status(self, stem: str) -> Status | None:
+        for _ in range(ATTEMPTS):
+            if status := protocol.parse_status(_read(self._folder / f"{stem}.status")):
+                self._last[stem] = status
+                break
+        return self._last.get(stem)
+
+
+def _read(path: Path) -> bytes:
+    """No link is followed: a recording may be forged."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.pread(descriptor, protocol.STATUS_BYTES, 0)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def parse_stem(stem: str) -> tuple[int, int] | None:
+    """(pid, start time) from `<node_rank>-<pid>-<start time>`."""
+    parts = stem.split("-")
+    return (int(parts[1]), int(parts[2])) if len(parts) == 3 and all(part.isdigit() for part in parts) else None
+
+
+def read_start(path: Path) -> tuple[int, int]:
+    """(rank, parent's pid) as the first event of a recording says; -1 for what it does not say."""
+    try:
+        with path.open("rb") as events:
+            first: Any = json.loads(events.readline(MAX_START_BYTES))
+        return int(first.get("rank", -1)), int(first.get("ppid", -1))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return -1, -1

@@ -1,0 +1,142 @@
+"""Whether a run moves, seen from outside, and when standing still is a hang.
+
+Something moves when any process enters or leaves a call that can block, draws a batch, runs a forward or a step. While nothing moves:
+
+- every living process sits in a call that waits for others (or in its own end): a hang after `limit`;
+- some process computes, or waits for its data, while another waits for it: slow, not hung, until three times that;
+- ... and that process uses the CPU (compiling, evaluating, saving): until nine times that;
+- a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s;
+- nobody waits: never a hang, the wall limit is for that.
+
+`limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time; `--hang-timeout` sets it, flat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.model import Plan
+from harness.watch import processes
+from harness.watch.pages import Page, Pages
+
+FIRST_LIMIT_S, LIMIT_S, PACE = 20.0, 10.0, 20.0
+SLOW, BUSY = 3.0, 9.0  # factors on the limit
+DEAD_PEER_S = 3.0
+BUSY_SHARE = 0.1  # of one core; a process that waits in gloo uses under 0.01
+OWN_WAITS = {"data"}  # waits that no other rank can end
+LOCAL_OPS = {"backward", "ddp_forward"}  # communicate, but compute too: a dead peer does not prove that they wait
+MAX_PACES = 512
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One process right now."""
+
+    rank: int
+    pid: int
+    step: int
+    phase: str
+    op: str  # the call it is in; "" while it computes, "exit" while it ends
+    site: str
+    age_s: float  # since it entered the call or left the last one
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Progress:
+    moments: tuple[Moment, ...]
+    step: int  # of the furthest process
+    steps_per_s: float
+    silent_s: float  # since anything moved
+    limit_s: float  # how long that may last, as things are
+    hung: bool
+
+
+class Watch:
+    """Reads the pages at each poll; keeps what the decision needs."""
+
+    def __init__(self, run_dir: Path, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pages, self._plan, self._clock = Pages(run_dir), plan, clock
+        self._moved_at = clock()
+        self._state: dict[str, object] = {}
+        self._cpu_s: dict[int, float] = {}  # of each process when something last moved
+        self._paces: deque[float] = deque(maxlen=MAX_PACES)  # seconds a step, one for each poll that saw steps
+        self._stepped: tuple[float, int] | None = None  # when the furthest process last stepped, and how far it was
+
+    def poll(self) -> Progress:
+        now, pages = self._clock(), self._pages.read()
+        step = max((page.status.step for page in pages), default=0)
+        self._note_pace(now, step)
+        state = {page.stem: (page.alive, page.status.progress, page.status.since_ns, page.status.phase, page.status.op) for page in pages}
+        if state != self._state:
+            self._state, self._moved_at = state, now
+            self._cpu_s = {page.pid: processes.cpu_s(page.pid) for page in pages if page.alive}
+        silent_s = now - self._moved_at
+        limit_s = self._limit_s(pages, silent_s)
+        moments = tuple(_moment(page) for page in pages)
+        return Progress(moments, step, self._rate(), silent_s, limit_s, silent_s >= limit_s)
+
+    # ---- pace
+
+    def _note_pace(self, now: float, step: int) -> None:
+        if self._stepped is None or step < self._stepped[1]:
+            self._stepped = (now, step)
+        elif step > self._stepped[1]:
+            if self._stepped[1] > 0:  # the first steps hold imports, compiles and caches
+                self._paces.append((now - self._stepped[0]) / (step - self._stepped[1]))
+            self._stepped = (now, step)
+
+    def _rate(self) -> float:
+        recent = list(self._paces)[-8:]
+        return len(recent) / sum(recent) if recent and sum(recent) > 0 else 0.0
+
+    def _p95_s(self) -> float:
+        ordered = sorted(self._paces)
+        return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))] if ordered else 0.0
+
+    # ---- the decision
+
+    def _limit_s(self, pages: Sequence[Page], silent_s: float) -> float:
+        """How long nothing may move, as things are; infinite where nobody waits."""
+        living = [page for page in pages if page.alive and not self._only_waits_for_children(page, pages)]
+        waiting = [page for page in living if _waits(page)]
+        if not waiting and not any(page.status.op in OWN_WAITS for page in living):
+            return float("inf")
+        if self._plan.hang_timeout_s is not None:
+            return self._plan.hang_timeout_s
+        base = max(LIMIT_S, PACE * self._p95_s()) if any(page.status.step for page in pages) else FIRST_LIMIT_S
+        if self._any_busy(living, silent_s):
+            return BUSY * base
+        if len(waiting) < len(living) or self._unseen(pages):
+            return SLOW * base
+        dead = any(not page.alive for page in pages)
+        return min(base, DEAD_PEER_S) if dead and not any(page.status.op in LOCAL_OPS or page.ended for page in living) else base
+
+    def _unseen(self, pages: Sequence[Page]) -> bool:
+        """Whether a launched rank has not shown itself yet: it may still read its data."""
+        return len({page.rank for page in pages if page.rank >= 0}) < self._plan.world_size
+
+    def _any_busy(self, living: Sequence[Page], silent_s: float) -> bool:
+        return silent_s >= DEAD_PEER_S and any(self._is_busy(page.pid, silent_s) for page in living)
+
+    def _is_busy(self, pid: int, silent_s: float) -> bool:
+        used_s = processes.cpu_s(pid) - self._cpu_s.get(pid, 0.0)
+        return used_s > BUSY_SHARE * silent_s and not processes.holds_gpu(pid)
+
+    def _only_waits_for_children(self, page: Page, pages: Sequence[Page]) -> bool:
+        """The parent of mp.spawn: it computes nothing while its children, recorded themselves, live."""
+        return not page.status.op and any(other.ppid == page.pid and other.alive for other in pages)
+
+
+def _waits(page: Page) -> bool:
+    return page.ended or (bool(page.status.op) and page.status.op not in OWN_WAITS)
+
+
+def _moment(page: Page) -> Moment:
+    status = page.status
+    age_s = max(0.0, (time.time_ns() - status.since_ns) / 1e9) if status.since_ns else 0.0
+    return Moment(page.rank, page.pid, status.step, status.phase, "exit" if page.ended else status.op, status.site, age_s, page.alive)
