@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import errors, rundir
+from harness import errors, rundir, suppress
 from harness.errors import UsageError
-from harness.model import Ending, Finding, Outcome, Plan, RankExit, Verdict
+from harness.model import Ending, Finding, Plan, RankExit, Verdict
 from harness.probe import protocol
 from harness.record import Run, assemble, load_recordings
 from harness.report import figures
 from harness.report.verdict import exit_code
+from harness.suppress import Comment, Silenced
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Judging:
     """What the user asked of the verdict: exact codes, and the severity that fails a run."""
 
     select: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
+    ignore: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # word as typed -> the codes it means
     fail_on: str = "error"
+    comments: tuple[Comment, ...] = ()  # suppressions in the script
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,23 @@ def open_folder(path: Path) -> Folder:
 def _judging(raw: Any) -> Judging:
     if not isinstance(raw, dict):
         return Judging()
-    return Judging(tuple(map(str, raw.get("select") or ())), tuple(map(str, raw.get("ignore") or ())), str(raw.get("fail_on") or "error"))
+    import msgspec
+
+    try:
+        return msgspec.convert(raw, Judging)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"plan.json does not say how to judge: {error}") from None
 
 
 # ---- Run -> Verdict
 
 
-def judge(run: Run, judging: Judging) -> tuple[list[Outcome], list[Finding]]:
+def judge(run: Run, judging: Judging) -> Silenced:
+    """All selected checks, then what the user silenced is taken out; ignored checks run too, else nobody could say that one was in vain."""
     from harness.checks.engine import judge as engine_judge
 
-    outcomes, findings = engine_judge(run, judging.select, judging.ignore)
-    return list(outcomes), list(findings)
+    outcomes, findings = engine_judge(run, judging.select, ())
+    return suppress.apply(outcomes, findings, run.plan.scenario.path, judging.comments, judging.ignore)
 
 
 def check_names() -> dict[str, str]:
@@ -155,14 +163,16 @@ def substantial_codes() -> frozenset[str]:
 
 def settle(run: Run, judging: Judging, signal_code: int | None = None) -> Verdict:
     """The final verdict. `signal_code`: 130 or 143 where somebody ended the session."""
-    outcomes, findings = judge(run, judging)
-    code = signal_code or exit_code(run.ending, outcomes, findings, fail_on=judging.fail_on, substantial=substantial_codes())
-    return Verdict(run.plan, tuple(outcomes), tuple(findings), code, figures.summarise(run), run.ending)
+    judged = judge(run, judging)
+    code = signal_code or exit_code(run.ending, judged.outcomes, judged.findings, fail_on=judging.fail_on, substantial=substantial_codes())
+    suppressed = {"silenced": [f.code for f in judged.silenced], "unused": list(judged.unused)}
+    summary = {**figures.summarise(run), "suppressed": suppressed}
+    return Verdict(run.plan, judged.outcomes, judged.findings, code, summary, run.ending)
 
 
 def suspects(folder: Path, plan: Plan, judging: Judging, cores: int) -> Sequence[Finding]:
     """Findings on the recording so far; provisional."""
-    return judge(read_run(folder, plan, Ending(reason="running"), cores, live=True), judging)[1]
+    return judge(read_run(folder, plan, Ending(reason="running"), cores, live=True), judging).findings
 
 
 def recover(folder: Folder, judging: Judging) -> tuple[Run, Verdict]:

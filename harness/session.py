@@ -129,8 +129,7 @@ class Session:
             argv, env = self.command(plan, folder)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        judged = {"select": list(judging.select), "ignore": list(judging.ignore), "fail_on": judging.fail_on}
-        rundir.write_plan(folder, plan, argv, env, judging=judged, num_cores=self.cores)
+        rundir.write_plan(folder, plan, argv, env, judging=report_json.plain(judging), num_cores=self.cores)
         return list(argv)
 
     def _run_reference(self, plan: Plan, folder: Path, judging: Judging) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from harness.commands._output import add_format, as_json, emit, targets
@@ -67,12 +69,17 @@ def _judging(recorded: Any, args: argparse.Namespace) -> Any:
     from harness.planning import expand_codes
     from harness.settings import BY_KEY, parse_value
 
-    def codes(key: str) -> tuple[str, ...]:
-        words = BY_KEY[key].parse(getattr(args, key) or [])
-        return tuple(sorted(expand_codes(words, replay.check_names(), f"--{key}"))) if words else getattr(recorded, key)
+    def codes(words: Sequence[str], flag: str) -> tuple[str, ...]:
+        return tuple(sorted(expand_codes(words, replay.check_names(), flag)))
 
-    fail_on = parse_value(BY_KEY["fail_on"], args.fail_on, "--fail-on") if args.fail_on is not None else recorded.fail_on
-    return replay.Judging(codes("select"), codes("ignore"), fail_on)
+    changes: dict[str, Any] = {}
+    if args.select:
+        changes["select"] = codes(BY_KEY["select"].parse(args.select), "--select")
+    if args.ignore:
+        changes["ignore"] = {word: codes([word], "--ignore") for word in BY_KEY["ignore"].parse(args.ignore)}
+    if args.fail_on is not None:
+        changes["fail_on"] = parse_value(BY_KEY["fail_on"], args.fail_on, "--fail-on")
+    return replace(recorded, **changes)
 
 
 def _still_running(folder: Any) -> bool:

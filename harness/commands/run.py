@@ -53,18 +53,19 @@ def _job(scenario: Any, args: argparse.Namespace, script_args: list[str], cwd: P
     from harness import catalog, replay
     from harness.planning import expand_codes, make_job
     from harness.settings import resolve
+    from harness.suppress import comments_in
 
     flags = flags_of(args)
-    header = catalog.read_block(cwd / scenario.path).table
+    source = catalog.read_script(cwd / scenario.path)
+    header = catalog.parse_block(source, scenario.path).table
     settled = resolve(flags, os.environ, cwd, header, f"header of {scenario.path}")
     if several and settled["out"] is not None:
         settled = settled.with_value("out", str(Path(settled["out"]) / scenario.name))
     job = make_job(scenario, settled, script_args, cwd, os.environ)
-    codes: dict[str, tuple[str, ...]] = {"select": (), "ignore": ()}
-    for key in codes:
-        if settled[key]:
-            codes[key] = tuple(sorted(expand_codes(settled[key], replay.check_names(), settled.origin(key))))
-    return job, replay.Judging(codes["select"], codes["ignore"], settled["fail_on"])
+    known = replay.check_names() if settled["select"] or settled["ignore"] else {}
+    select = tuple(sorted(expand_codes(settled["select"], known, settled.origin("select"))))
+    ignore = {word: tuple(sorted(expand_codes([word], known, settled.origin("ignore")))) for word in settled["ignore"]}
+    return job, replay.Judging(select, ignore, settled["fail_on"], comments_in(source))
 
 
 def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str]) -> int:

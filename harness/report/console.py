@@ -187,7 +187,14 @@ def not_judged_lines(verdict: Verdict, style: Style) -> list[str]:
             for reason, codes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
                 text = f"{reason}: {', '.join(codes)}" if kind is not OutcomeKind.DESELECTED else ", ".join(codes)
                 lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    return lines
+    return lines + suppression_lines(verdict)
+
+
+def suppression_lines(verdict: Verdict) -> list[str]:
+    """What the user silenced, and what of it was in vain."""
+    suppressed = verdict.summary.get("suppressed") or {}
+    lines = [f"silenced: {', '.join(sorted(suppressed['silenced']))}"] if suppressed.get("silenced") else []
+    return lines + [f"suppression that matched nothing, so it can go: {one_line(unused)}" for unused in suppressed.get("unused", ())]
 
 
 # ---- the whole
@@ -197,7 +204,8 @@ def verdict_line(verdict: Verdict, style: Style) -> str:
     word = word_of(verdict)
     ran = sum(o.kind is OutcomeKind.RAN for o in verdict.outcomes)
     found = [count(n, s.word) if s is not Severity.ADVICE else f"{n} advice" for s in reversed(Severity) if (n := _num(verdict, s))]
-    detail = ", ".join(found) or "no findings"
+    codes = list(dict.fromkeys(f.code for f in sorted(verdict.findings, key=lambda f: -f.severity)))
+    detail = f"{', '.join(found)}: {', '.join(codes)}" if found else "no findings"
     why = {
         "sane": f"sane ({count(ran, 'check')} ran, {detail})",
         "findings": f"not sane ({detail})",

@@ -71,7 +71,7 @@ def rank_figures(rank: int, recording: Recording | None) -> RankFigures:
     losses = [row.loss for row in rows if not math.isnan(row.loss)]
     timed = _after_warm_up(rows)
     walls = sorted(row.wall_s for row in timed)
-    total_s = math.fsum(walls)
+    total_s = sum(walls)
     enough = len(walls) >= MIN_TIMED and total_s > 0
     num_samples = sum(row.num_samples for row in timed)
     return RankFigures(
@@ -86,7 +86,7 @@ def rank_figures(rank: int, recording: Recording | None) -> RankFigures:
         step_p50_s=percentile(walls, 50) if enough else None,
         step_p95_s=percentile(walls, 95) if enough else None,
         samples_per_s=num_samples / total_s if enough and num_samples else None,
-        data_share=math.fsum(row.data_s for row in timed) / total_s if enough else None,
+        data_share=sum(row.data_s for row in timed) / total_s if enough else None,
         num_timed=len(walls),
     )
 
@@ -124,11 +124,12 @@ def _loss(ranks: Sequence[RankFigures]) -> dict[str, Any]:
     """Means over the ranks that have one: each rank's loss is that of its own shard."""
     first = [r.first_loss for r in ranks if r.first_loss is not None]
     last = [r.last_loss for r in ranks if r.last_loss is not None]
-    return {"first": _finite(statistics.fmean(first)) if first else None, "last": _finite(statistics.fmean(last)) if last else None}
+    return {"first": _mean(first), "last": _mean(last)}
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _mean(values: Sequence[float]) -> float | None:
+    mean = sum(values) / len(values) if values else math.nan  # not fsum: it raises on inf - inf, and recordings may hold anything
+    return mean if math.isfinite(mean) else None
 
 
 def _memory(ranks: Sequence[RankFigures]) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def _throughput(ranks: Sequence[RankFigures], run: Run) -> dict[str, Any]:
     p50 = [r.step_p50_s for r in ranks if r.step_p50_s is not None]
     p95 = [r.step_p95_s for r in ranks if r.step_p95_s is not None]
     shares = [r.data_share for r in ranks if r.data_share is not None]
-    total = math.fsum(rates) if rates else None
+    total = sum(rates) if rates else None
     return {
         "samples_per_s": total,
         "step_p50_s": statistics.median(p50) if p50 else None,
@@ -165,7 +166,7 @@ def _scaling(total: float | None, run: Run) -> dict[str, Any]:
         return {"speedup": None, "reference_samples_per_s": None}
     rates = [rank_figures(i, r).samples_per_s for i, r in enumerate(run.reference.ranks)]
     known = [rate for rate in rates if rate is not None]
-    reference = math.fsum(known) if known else None
+    reference = sum(known) if known else None
     return {"speedup": total / reference if reference else None, "reference_samples_per_s": reference}
 
 
@@ -176,8 +177,8 @@ def _probe(run: Run) -> dict[str, Any]:
     worst: float | None = None
     for recording in run.present:
         starts = range(0, recording.num_rows * protocol.ROW.size, protocol.ROW.size)
-        wall_s = math.fsum(wall_fmt.unpack_from(recording.rows, at + wall_offset)[0] for at in starts)
-        probe_s = math.fsum(fmt.unpack_from(recording.rows, at + offset)[0] for at in starts)
+        wall_s = sum(wall_fmt.unpack_from(recording.rows, at + wall_offset)[0] for at in starts)
+        probe_s = sum(fmt.unpack_from(recording.rows, at + offset)[0] for at in starts)
         if wall_s > 0 and math.isfinite(wall_s) and math.isfinite(probe_s):
             worst = max(worst or 0.0, probe_s / wall_s)
     return {"share": worst}

@@ -1,0 +1,100 @@
+"""What is shown while the script runs, and that showing it can never end the run."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from controller_samples import FINDING, make_plan
+
+from harness.report import live
+from harness.report.console import Style
+from harness.report.live import Live, Tail, animated
+
+
+def test_tail_gives_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    tail = Tail(path)
+    assert tail.lines() == []  # not there yet
+    path.write_text("one\ntw")
+    assert tail.lines() == ["one"]
+    with path.open("a") as file:
+        file.write("o\nthree")
+    assert tail.lines() == ["two"]
+    assert tail.lines(final=True) == ["three"]
+    assert tail.lines(final=True) == []
+
+
+def test_a_progress_bar_is_shown_by_its_last_state_and_not_at_every_repaint(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    path.write_text("\r10%\r20%\r30%")
+    tail = Tail(path)
+    assert tail.lines() == ["20%"]
+    with path.open("a") as file:
+        file.write("\r40%\r50%")
+    assert tail.lines() == []  # within a second
+    assert tail.lines(final=True) == ["50%"]
+
+
+def test_a_flood_is_taken_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_READ", 100)
+    path = tmp_path / "rank0.log"
+    path.write_text("x" * 9 + "\n" + ("y" * 9 + "\n") * 50)
+    tail = Tail(path)
+    assert len(tail.lines()) == 10
+    assert len(tail.lines(final=True)) == 41
+
+
+def test_script_lines_bear_a_prefix_and_no_control() -> None:
+    stream = io.StringIO()
+    Live(stream, Style()).script(0, ["\x1b[2Jverdict     sane, exit code 0", "", "a\rb"])
+    assert stream.getvalue() == "rank 0 | verdict     sane, exit code 0\nrank 0 | b\n"
+
+
+def test_progress_repaints_one_line_on_a_terminal_and_goes_before_other_lines() -> None:
+    stream = io.StringIO()
+    screen = Live(stream, Style(), animate=True)
+    screen.progress("step 10", 1.0)
+    screen.progress("step 2", 2.0)
+    screen.note("hello")
+    painted = stream.getvalue()
+    assert painted.count("\n") == 1
+    assert painted.startswith("\r  1.0 s  step 10\r  2.0 s  step 2 ")
+    assert painted.endswith("\rnote        hello\n")
+
+
+def test_progress_off_a_terminal_is_a_plain_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    screen = Live(stream, Style())
+    screen.progress("step 1", 1.0)
+    assert stream.getvalue() == ""
+    monkeypatch.setattr(live, "PLAIN_EVERY_S", 0.0)
+    screen.progress("step 2", 2.0)
+    assert stream.getvalue() == "  2.0 s  step 2\n"
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_leaves_does_not_end_the_run() -> None:
+    screen = Live(Broken(), Style(), animate=True)
+    screen.begin(make_plan())
+    screen.progress("step 1", 1.0)
+    screen.suspect(FINDING)
+    screen.end()
+
+
+def test_suspects_are_marked_as_provisional() -> None:
+    stream = io.StringIO()
+    Live(stream, Style(), cwd="/work/project").suspect(FINDING)
+    assert stream.getvalue() == "suspect error[DAT101]: sampler-epoch-not-set: epochs 0, 1 and 2 drew the same sample order at train.py:41\n"
+
+
+def test_no_animation_in_ci_or_off_a_terminal() -> None:
+    assert animated({}, True)
+    assert not animated({}, False)
+    assert not animated({"CI": "true"}, True)
+    assert not animated({"TERM": "dumb"}, True)
