@@ -11,6 +11,7 @@
 # [tool.harness.args]
 # seed = "--seed {}"
 # data = "--data-root {}"
+# device = "--device {}"
 #
 # [tool.harness.reference]
 # nproc = 1
@@ -21,8 +22,8 @@
 # ///
 """Train a small ResNet on CIFAR-10 with DistributedDataParallel, the way it should be done.
 
-What it proves: N processes that share one global batch walk the loss curve of one process, to rounding. Wrong averaging, scaling or sharding
-bends that curve. Four choices make it comparable: `--batch-size` is the *global* batch; augmentation depends on (seed, epoch, sample), not
+What it proves: N processes that share one global batch walk the loss curve of one process, to rounding. Wrong averaging, scaling or
+sharding bends it. Four choices make it comparable: `--batch-size` is the *global* batch; augmentation depends on (seed, epoch, sample), not
 on the rank that draws it; GroupNorm keeps no statistics of a replica; SiLU has no kink that turns a rounding error into another gradient.
 
 How to run it bare:
@@ -69,11 +70,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=False, help="autocast to bfloat16")
     parser.add_argument("--out", default="", help="folder for checkpoints, one an epoch; default: none is written")
     parser.add_argument("--resume", type=Path, help="checkpoint to continue from")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--log-every", type=int, default=10, help="steps between two lines")
     return parser.parse_args()
 
 
-# ---- data: decoded once into uint8; 50,000 images take 150 MB, and decoding them every epoch would cost more than training a net this small
+# ---- data: decoded once into uint8; 50,000 images take 150 MB, and decoding them each epoch would cost more than training this net
 
 
 class Images(Dataset[tuple[Tensor, int]]):
@@ -142,7 +144,7 @@ def load_data(root: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, T
         return cifar10(root, train=True), cifar10(root, train=False)
     if not (root / "train").is_dir() or not (root / "test").is_dir():
         raise ValueError(f"{root} holds neither cifar-10-batches-py nor train/<class>/* and test/<class>/*")
-    classes, in_test = (sorted(path.name for path in (root / part).iterdir() if path.is_dir()) for part in ("train", "test"))
+    classes, in_test = (sorted(entry.name for entry in (root / part).iterdir() if entry.is_dir()) for part in ("train", "test"))
     if classes != in_test or len(classes) > CLASSES:
         raise ValueError(f"{root}: train has the classes {classes}, test has {in_test}; they must agree and be {CLASSES} at most")
     return image_folder(root / "train", classes), image_folder(root / "test", classes)
@@ -178,13 +180,16 @@ def as_input(pixels: Tensor, device: torch.device) -> Tensor:
 # ---- the process group, and what needs it
 
 
-def choose_device(local_rank: int, local_world_size: int) -> torch.device:
-    """One GPU a process, the CPU where there are not enough; a launcher may also show each process one GPU of its own, as number 0."""
+def choose_device(wanted: str, local_rank: int, local_world_size: int) -> torch.device:
+    """One GPU a process, else the CPU; a launcher may also show each process one GPU of its own, as number 0."""
     num_gpus = torch.cuda.device_count()
-    one_each = num_gpus == 1 and os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not one_each and num_gpus < local_world_size:
+    own_gpu = num_gpus == 1 < local_world_size and "CUDA_VISIBLE_DEVICES" in os.environ
+    enough = own_gpu or num_gpus >= local_world_size
+    if wanted == "cuda" and not enough:
+        raise ValueError(f"--device cuda: {local_world_size} ranks on this node, {num_gpus} GPUs")
+    if wanted == "cpu" or not enough:
         return torch.device("cpu")
-    device = torch.device("cuda", 0 if one_each else local_rank)
+    device = torch.device("cuda", 0 if own_gpu else local_rank)
     torch.cuda.set_device(device)  # before anything touches CUDA, or every rank leaves a context on GPU 0
     torch.backends.cudnn.allow_tf32 = False  # TF32 convolutions would end the comparison with one process at three digits
     return device
@@ -230,9 +235,9 @@ def main() -> None:
     args = parse_arguments()
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank, local_world_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    device = choose_device(local_rank, local_world_size)
     distributed = "RANK" in os.environ  # a launcher set it; plain python has no process group
     try:
+        device = choose_device(args.device, local_rank, local_world_size)
         if args.download and local_rank == 0:
             cifar10(args.data_root or Path(), train=True, download=True)  # once a node, while the others wait below
         if distributed:
@@ -247,7 +252,7 @@ def main() -> None:
         sys.exit(f"ddp_cifar: {error}" if rank == 0 else 1)
 
     train_set, test_set = Images(*train_data, augment_seed=args.seed), Images(*test_data)
-    sampler: DistributedSampler[tuple[Tensor, int]] = DistributedSampler(train_set, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
+    sampler: DistributedSampler[Any] = DistributedSampler(train_set, world_size, rank, shuffle=True, seed=args.seed, drop_last=True)
     loader = DataLoader(train_set, args.batch_size // world_size, sampler=sampler, drop_last=True)
 
     torch.manual_seed(args.seed)
