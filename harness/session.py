@@ -24,6 +24,7 @@ from harness.report.text import count
 
 POLL_S = 0.1
 WATCH_EVERY_S = 0.5
+LAUNCH_LIMIT_S = 300.0  # importing torch on a loaded machine or a slow disk takes minutes at worst
 SUSPECT_EVERY_S = 2.0
 SUSPECT_SHARE = 0.05  # of one core: the live judgement reads whole recordings, so it waits 20 times as long as it took
 SIGNAL_CODES = {signal.SIGINT: errors.EXIT_SIGINT, signal.SIGTERM: errors.EXIT_SIGTERM, signal.SIGHUP: errors.EXIT_SIGTERM}
@@ -33,6 +34,7 @@ class Handle(Protocol):
     """A run that goes on (harness/launch/driver.py)."""
 
     fallback: str
+    pids: dict[int, int]
 
     def poll(self) -> Ending | None: ...
     def stop(self, reason: str) -> None: ...
@@ -167,7 +169,7 @@ class Session:
             if ending is not None:
                 self.live.end()
                 return look.complete(ending)
-            if look.reason is None and look.reason_to_stop():
+            if look.reason is None and look.reason_to_stop(launched=bool(handle.pids)):
                 handle.stop(str(look.reason))
             look.say_fallback(handle.fallback)
             self.supervisor.rest(POLL_S)
@@ -181,6 +183,7 @@ class Look:
         self.fail_fast, self.quiet, self.begun = fail_fast, quiet, begun
         self.foreground = plan.launcher == "inline"  # the script has the terminal itself
         self.reason: str | None = None
+        self._launched_at: float | None = None
         self._tail = Tail(folder / protocol.LOG_DIR / "rank0.log")
         self._watch: Watching = session.watch(folder, plan)
         self._next_watch = self._next_suspects = begun
@@ -198,12 +201,14 @@ class Look:
             self._fallback_said = True
             self.session.live.note(f"warm ranks cannot be had here ({why}); the real torchrun takes their place")
 
-    def reason_to_stop(self) -> bool:
+    def reason_to_stop(self, launched: bool) -> bool:
         """Sets `reason`: interrupted, timeout, hang or fail-fast."""
         now = time.monotonic()
+        if launched and self._launched_at is None:
+            self._launched_at = now
         if self.session.interrupts.signal is not None:
             self.reason = "interrupted"
-        elif now - self.begun > self.plan.timeout_s:
+        elif self._out_of_time(now):
             self._stacks = tuple(self._watch.stacks())
             self.reason = "timeout"
         elif now >= self._next_watch:
@@ -212,6 +217,12 @@ class Look:
         if self.reason is None and now >= self._next_suspects and not self.quiet:
             self._look_for_suspects()
         return self.reason is not None
+
+    def _out_of_time(self, now: float) -> bool:
+        """The wall limit is the script's: it counts from the first rank, not from the start of the servers that preload torch for it."""
+        if self._launched_at is None:
+            return now - self.begun > max(LAUNCH_LIMIT_S, self.plan.timeout_s)
+        return now - self._launched_at > self.plan.timeout_s
 
     def _look_at_progress(self, now: float) -> None:
         silent_s = self._watch.silent_s()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -57,27 +58,33 @@ def _cell(text: str) -> str:
 
 
 def _finding_page(page: Any) -> str:
-    folds = f"\nFolds under itself, where it fires: {', '.join(page.explains)}\n" if page.explains else ""
-    return f"# {page.code} {page.name}\n\nSeverity: {page.severity}\n{folds}\n{to_markdown(page.body)}\n"
+    folds = f"Folds under itself, where it fires: {', '.join(page.explains)}\n\n" if page.explains else ""
+    return f"# {page.code} {page.name}\n\n{page.title}\n\nSeverity: {page.severity}\n\n{folds}{to_markdown(page.body)}\n"
+
+
+PROSE = ("What it does", "Why it is bad", "Known limits")
+CODE = ("Wrong", "Right")
 
 
 def to_markdown(body: str) -> str:
-    """A docstring's sections become headings, and its indented blocks code."""
-    lines: list[str] = []
-    in_code = False
-    for line in body.splitlines():
-        is_code = line.startswith("    ")
-        if is_code != in_code and line.strip():
-            lines.append("```python" if is_code else "```")
-            in_code = is_code
-        if line.strip() in SECTIONS:
-            lines.append(f"## {line.strip()}")
-        else:
-            lines.append(line[4:] if in_code and is_code else line)
-    return "\n".join([*lines, *(["```"] if in_code else [])])
+    """Sections become headings; what is indented below "Wrong" and "Right" is code, below the others prose."""
+    parts: list[str] = []
+    title, lines = "", list[str]()
+    for line in [*body.splitlines(), None]:
+        if line is not None and line.strip() not in (*PROSE, *CODE):
+            lines.append(line)
+            continue
+        parts.append(_section(title, lines))
+        title, lines = (line or "").strip(), []
+    return "\n\n".join(part for part in parts if part)
 
 
-SECTIONS = ("What it does", "Why it is bad", "Wrong", "Right", "Known limits")
+def _section(title: str, lines: list[str]) -> str:
+    text = textwrap.dedent("\n".join(lines)).strip("\n")
+    head = f"## {title}\n\n" if title else ""
+    if title in CODE:
+        return f"{head}```python\n{text}\n```"
+    return f"{head}{text}" if title or text else ""
 
 
 def scenario_pages() -> dict[str, str]:

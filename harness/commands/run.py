@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     script_args = args.script_args or []
     if script_args and len(scenarios) > 1:
         raise UsageError(f"arguments after -- go to one script, but {len(scenarios)} are named; run them one by one")
+    if general["launcher"] == "inline" and not console_on_stdout(wanted):
+        raise UsageError("--launcher inline gives standard output to the script; write the report into a file: --format json=FILE")
     jobs = [_job(scenario, args, script_args, cwd, several=len(scenarios) > 1) for scenario in scenarios]
     if args.dry_run:
         return _dry_run(jobs, wanted)

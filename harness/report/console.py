@@ -6,12 +6,13 @@ Everything foreign is passed through `text.clean`; a script's own lines always b
 from __future__ import annotations
 
 import os
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import __version__, errors
+from harness import __version__
 from harness.model import Finding, OutcomeKind, Plan, Severity, Verdict
 from harness.record import Run
 from harness.report import figures
@@ -136,13 +137,12 @@ def _chosen(ranks: Sequence[RankFigures]) -> list[RankFigures]:
 def summary_lines(verdict: Verdict, run: Run) -> list[str]:
     loss, memory, speed = (verdict.summary.get(key) or {} for key in ("loss", "memory", "throughput"))
     steps = verdict.summary.get("num_steps") or 0
-    lines = []
+    if not steps:
+        return [f"{'training':12}no step was seen"]
+    lines = [("loss", f"none seen in {count(steps, 'step')}")]
     if loss.get("first") is not None:
-        lines.append(("loss", f"{number(loss['first'])} -> {number(loss['last'])} over {count(steps, 'step')} (mean over ranks)"))
-    else:
-        lines.append(("loss", "none seen" if not steps else f"none seen in {count(steps, 'step')}"))
-    lines.append(("memory", _memory_line(memory)))
-    lines.append(("throughput", _speed_line(speed, run)))
+        lines = [("loss", f"{number(loss['first'])} -> {number(loss['last'])} over {count(steps, 'step')} (mean over ranks)")]
+    lines += [("memory", _memory_line(memory)), ("throughput", _speed_line(speed, run))]
     return [f"{name:12}{value}" for name, value in lines]
 
 
@@ -246,16 +246,18 @@ def _why_nothing(verdict: Verdict) -> str:
 
 def next_command(verdict: Verdict, folder: str) -> str:
     """The command that a user would want to type now."""
+    plan, word, folder = verdict.plan, word_of(verdict), shlex.quote(folder)
     if verdict.findings:
         worst = max(verdict.findings, key=lambda f: f.severity)
         return f"harness explain {worst.code}"
-    if verdict.exit_code == errors.EXIT_SANE and verdict.plan.scenario.builtin:
-        return "harness run ./train.py -- ITS ARGUMENTS"
-    if verdict.exit_code == errors.EXIT_SANE:
-        return f"harness report {folder}"
-    if verdict.exit_code == errors.EXIT_NOTHING_CHECKED:
+    if word == "sane":
+        return "harness run ./train.py -- ITS ARGUMENTS" if plan.scenario.builtin else f"harness report {folder} --format json"
+    if word == "nothing checked":
         return "harness run ddp_cifar"
-    return f"harness report {folder}"
+    if word == "not launched" and plan.launcher == "warm":
+        return f"harness run {plan.scenario.name if plan.scenario.builtin else shlex.quote(plan.scenario.path)} --launcher torchrun"
+    failed = [e.rank for e in verdict.ending.exits if e.code != 0 and not e.by_us]
+    return f"less {folder}/logs/rank{failed[0]}.log" if failed and word == "failed" else f"harness report {folder}"
 
 
 def facts_line(run: Run) -> str:
@@ -276,7 +278,7 @@ def render(run: Run, verdict: Verdict, folder: Path, cwd: str, style: Style) -> 
         blocks.append([style.paint(failure[0], "red", "bold"), *failure[1:]])
     ordered = sorted(verdict.findings, key=lambda f: -f.severity)
     blocks += [finding_lines(f, style, cwd) for f in ordered]
-    if run.present:
+    if run.num_steps:
         blocks.append(table_lines([figures.rank_figures(i, r) for i, r in enumerate(run.ranks)], style))
     shown = shown_path(str(folder), cwd)
     last = [facts_line(run), *summary_lines(verdict, run)]

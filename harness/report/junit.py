@@ -54,7 +54,7 @@ def _properties(suite: ElementTree.Element, report: Mapping[str, Any]) -> None:
     }
     for family, values in (report.get("summary") or {}).items():
         if isinstance(values, Mapping):
-            facts.update({f"{family}.{key}": value for key, value in values.items() if value is not None})
+            facts.update({f"{family}.{key}": value for key, value in values.items() if isinstance(value, (int, float, str))})
         else:
             facts[family] = values
     for key, value in facts.items():

@@ -20,7 +20,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 def make_plan(**changes: Any) -> Plan:
     scenario = changes.pop("scenario", Scenario("train", "/work/project/train.py"))
     return replace(
-        Plan(run_id="0123456789abcdef", scenario=scenario, script_args=("--lr", "0.1"), nproc=2, cwd="/work/project", python="python"), **changes
+        Plan(run_id="0123456789abcdef", scenario=scenario, script_args=("--lr", "0.1"), nproc=2, cwd="/work/project", python="python"),
+        **changes,
     )
 
 
@@ -114,7 +115,11 @@ class FakeLoss(Check):
         if run.num_steps < 10:
             raise Inconclusive(f"{run.num_steps} steps; a trend needs 10")
         losses = [row.loss for row in run.present[0].all_rows()]
-        return [] if losses[-1] < losses[0] else [self.finding("the loss rose", where=Where("/work/project/train.py", 7, "main", "loss.backward()"))]
+        return (
+            []
+            if losses[-1] < losses[0]
+            else [self.finding("the loss rose", where=Where("/work/project/train.py", 7, "main", "loss.backward()"))]
+        )
 
 
 FAKES: list[type[Check]] = [FakeLaunch, FakeLoss]
@@ -143,6 +148,7 @@ class FakeHandle:
     def __init__(self, ending: Ending, polls: int, on_poll: Callable[[int], None]) -> None:
         self.ending, self.polls, self.on_poll = ending, polls, on_poll
         self.fallback = ""
+        self.pids = {e.rank: e.pid for e in ending.exits}
         self.stopped: str | None = None
         self.count = 0
 
@@ -160,7 +166,9 @@ class FakeHandle:
 class FakeSupervisor:
     """Writes what ranks would leave behind; `script(plan, folder)` does it."""
 
-    def __init__(self, script: Callable[[Plan, Path], None], ending: Ending, polls: int = 2, on_poll: Callable[[int], None] = lambda _: None) -> None:
+    def __init__(
+        self, script: Callable[[Plan, Path], None], ending: Ending, polls: int = 2, on_poll: Callable[[int], None] = lambda _: None
+    ) -> None:
         self.script, self.ending, self.polls, self.on_poll = script, ending, polls, on_poll
         self.plans: list[Plan] = []
         self.handle: FakeHandle | None = None

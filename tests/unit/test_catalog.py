@@ -76,7 +76,7 @@ def test_windows_line_ends_are_read() -> None:
         (["[tool.harness]", 'device = "gpu"'], "train.py:4:", "auto, cpu, cuda"),
         (["[tool.harness]", "[tool.harness.args]", 'seed = "--seed"'], "train.py:5:", "one {} in it"),
         (["[tool.harness.args]", 'sed = "--seed {}"'], "train.py:4:", "did you mean seed"),
-        (["[tool.harness.args]", "seed = \"--seed '{}\""], "train.py:4:", "No closing quotation"),
+        (["[tool.harness.args]", 'seed = "--seed \'{}"'], "train.py:4:", "No closing quotation"),
         (["[tool.harness.reference]", "np = 1"], "train.py:4:", "valid are nproc, args"),
         (["[tool.harness.reference]", "nproc = -1"], "train.py:4:", "whole number of 1 or more"),
         (["[tool.harness.reference]", 'args = "--fp32"'], "train.py:4:", "list of text"),

@@ -24,7 +24,9 @@ TRACE = (
 )
 
 
-def verdict_of(run: Run, code: int, findings: tuple[Finding, ...] = (), outcomes: tuple[Outcome, ...] = OUTCOMES, **summary: object) -> Verdict:
+def verdict_of(
+    run: Run, code: int, findings: tuple[Finding, ...] = (), outcomes: tuple[Outcome, ...] = OUTCOMES, **summary: object
+) -> Verdict:
     whole = {**figures.summarise(run), "suppressed": {"silenced": [], "unused": []}, **summary}
     return Verdict(run.plan, outcomes, findings, code, whole, run.ending)
 
@@ -33,7 +35,9 @@ def failing_run() -> Run:
     def failure(rank: int, after_s: int, kind: str, message: str, trace: str) -> dict[str, object]:
         return {"k": "failure", "t": T0 + after_s * 10**9, "s": 40, "type": kind, "message": message, "trace": trace, "frames": []}
 
-    victim = failure(0, 2, "RuntimeError", "Connection closed by peer", "Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n")
+    victim = failure(
+        0, 2, "RuntimeError", "Connection closed by peer", "Traceback (most recent call last):\nRuntimeError: Connection closed by peer\n"
+    )
     culprit = failure(1, 1, "ZeroDivisionError", "division by zero", TRACE)
     recordings = [make_recording(0, more=[victim]), make_recording(1, more=[culprit])]
     return make_run(recordings, ending=Ending(exits=exits(1, 1), wall_s=4.0))
@@ -44,7 +48,16 @@ def samples() -> dict[str, str]:
     healthy, failing, silent = make_run(), failing_run(), make_run([])
     reference = make_run([make_recording(0, world=1, wall_s=0.018)], plan=make_plan(nproc=1))
     nothing = tuple(Outcome(o.code, o.name, OutcomeKind.NOT_APPLICABLE, "no rank reported") for o in OUTCOMES)
-    warning = replace(FINDING, code="MEM104", name="memory-imbalance", severity=Severity.WARNING, where=None, ranks=(0, 2, 3, 4), help="", consequences=("MEM103",))
+    warning = replace(
+        FINDING,
+        code="MEM104",
+        name="memory-imbalance",
+        severity=Severity.WARNING,
+        where=None,
+        ranks=(0, 2, 3, 4),
+        help="",
+        consequences=("MEM103",),
+    )
     return {
         "sane": render(make_run(reference=reference), verdict_of(make_run(reference=reference), 0), FOLDER, "/work/project", PLAIN),
         "findings": render(healthy, verdict_of(healthy, 1, (warning, FINDING)), FOLDER, "/work/project", PLAIN),
@@ -119,6 +132,22 @@ def test_a_rank_that_never_reported_is_said() -> None:
     text = render(run, verdict_of(run, 1), FOLDER, "", PLAIN)
     assert "1  did not report" in text
     assert "1 of 2 ranks reported" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "changes", "command"),
+    [
+        (0, Ending(exits=exits(0, 0)), {}, "harness report '/runs/a b' --format json"),
+        (1, Ending(exits=exits(0, 1)), {}, "less '/runs/a b'/logs/rank1.log"),
+        (1, Ending("hang"), {}, "harness report '/runs/a b'"),
+        (4, Ending(started=False), {}, "harness run /work/project/train.py --launcher torchrun"),
+        (4, Ending(started=False), {"launcher": "torchrun"}, "harness report '/runs/a b'"),
+        (5, Ending(exits=exits(0, 0)), {}, "harness run ddp_cifar"),
+    ],
+)
+def test_the_next_command(code: int, ending: Ending, changes: dict[str, str], command: str) -> None:
+    run = make_run(ending=ending, plan=make_plan(**changes))
+    assert console.next_command(verdict_of(run, code), "/runs/a b") == command
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from harness.report.figures import percentile, rank_figures, summarise
 
 
 def test_warm_up_is_left_out_of_times_but_not_of_peaks() -> None:
-    recording = make_recording(0, 40, wall_s=lambda i: 5.0 if i < 4 else 0.01, rss_bytes=lambda i: 900 if i == 0 else 100, data_s=lambda i: 0.0025)
+    recording = make_recording(
+        0, 40, wall_s=lambda i: 5.0 if i < 4 else 0.01, rss_bytes=lambda i: 900 if i == 0 else 100, data_s=lambda i: 0.0025
+    )
     found = rank_figures(0, recording)
     assert found.peak_rss_bytes == 900
     assert found.num_timed == 36  # a tenth of 40 steps is the warm-up

@@ -36,7 +36,16 @@ def test_the_schema_itself_is_valid() -> None:
 def test_a_sane_run() -> None:
     document = check(document_of(make_run(reference=make_run([make_recording(0, world=1)]))))
     assert document["verdict"] == "sane"
-    assert document["counts"] == {"error": 0, "warning": 0, "advice": 0, "ran": 3, "not_applicable": 2, "inconclusive": 1, "crashed": 0, "deselected": 1}
+    assert document["counts"] == {
+        "error": 0,
+        "warning": 0,
+        "advice": 0,
+        "ran": 3,
+        "not_applicable": 2,
+        "inconclusive": 1,
+        "crashed": 0,
+        "deselected": 1,
+    }
     assert [r["exit_code"] for r in document["ranks"]] == [0, 0]
     assert {c["code"]: c["reason"] for c in document["checks"]}["MEM103"] == "40 steps; a trend needs 200"
 

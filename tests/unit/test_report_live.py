@@ -90,7 +90,9 @@ def test_a_reader_that_leaves_does_not_end_the_run() -> None:
 def test_suspects_are_marked_as_provisional() -> None:
     stream = io.StringIO()
     Live(stream, Style(), cwd="/work/project").suspect(FINDING)
-    assert stream.getvalue() == "suspect error[DAT101]: sampler-epoch-not-set: epochs 0, 1 and 2 drew the same sample order at train.py:41\n"
+    assert (
+        stream.getvalue() == "suspect error[DAT101]: sampler-epoch-not-set: epochs 0, 1 and 2 drew the same sample order at train.py:41\n"
+    )
 
 
 def test_no_animation_in_ci_or_off_a_terminal() -> None:

@@ -23,7 +23,7 @@ def test_a_fresh_folder_is_private_and_latest_points_to_it(tmp_path: Path) -> No
     assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
     assert (first / "rec").is_dir()
     assert (first / "logs").is_dir()
-    assert os.readlink(tmp_path / ".harness" / "latest") == second.name
+    assert (tmp_path / ".harness" / "latest").readlink() == Path(second.name)
     assert (tmp_path / ".harness" / ".gitignore").read_text() == "*\n"
 
 
@@ -55,9 +55,15 @@ def test_out_that_is_a_file_or_not_empty_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.EROFS, "is not writable (read-only file system)"), (errno.EACCES, "is not writable (permission denied)"), (errno.ENOSPC, "MB free")],
+    [
+        (errno.EROFS, "is not writable (read-only file system)"),
+        (errno.EACCES, "is not writable (permission denied)"),
+        (errno.ENOSPC, "MB free"),
+    ],
 )
-def test_a_read_only_or_full_place_is_one_line_with_the_fix(number: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_or_full_place_is_one_line_with_the_fix(
+    number: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*args: Any, **kwargs: Any) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -19,7 +19,9 @@ SCENARIO = Scenario("train", "train.py", HEADER)
 BARE = Scenario("train", "train.py", Header())
 
 
-def job(cwd: Path, scenario: Scenario = SCENARIO, script_args: tuple[str, ...] = (), environ: Mapping[str, str] | None = None, **flags: Any) -> Job:
+def job(
+    cwd: Path, scenario: Scenario = SCENARIO, script_args: tuple[str, ...] = (), environ: Mapping[str, str] | None = None, **flags: Any
+) -> Job:
     settled = resolve(flags, environ or {}, cwd)
     return make_job(scenario, settled, script_args, cwd, environ or {})
 
@@ -118,7 +120,14 @@ def test_a_bad_data_folder_is_refused_also_behind_the_dashes(tmp_path: Path) -> 
 
 
 def test_what_an_older_job_left_is_taken_out_and_named() -> None:
-    environ = {"RANK": "3", "MASTER_ADDR": "node7", "PET_NNODES": "4", "TORCHELASTIC_RUN_ID": "x", "_HARNESS_RUN_DIR": "/old", "PATH": "/bin"}
+    environ = {
+        "RANK": "3",
+        "MASTER_ADDR": "node7",
+        "PET_NNODES": "4",
+        "TORCHELASTIC_RUN_ID": "x",
+        "_HARNESS_RUN_DIR": "/old",
+        "PATH": "/bin",
+    }
     assert clean_environment(environ) == ["MASTER_ADDR", "PET_NNODES", "RANK", "TORCHELASTIC_RUN_ID"]
     assert environ == {"PATH": "/bin"}
 

@@ -85,7 +85,9 @@ def test_a_broken_pyproject_is_one_line_with_the_place(tmp_path: Path) -> None:
     assert "line 2" in message
 
 
-@pytest.mark.parametrize(("name", "meant"), [("HARNESS_NPROCS", "HARNESS_NPROC"), ("HARNESS_TIMEOUT", "HARNESS_TIMEOUT_S"), ("HARNESS_nproc", "HARNESS_NPROC")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("HARNESS_NPROCS", "HARNESS_NPROC"), ("HARNESS_TIMEOUT", "HARNESS_TIMEOUT_S"), ("HARNESS_nproc", "HARNESS_NPROC")]
+)
 def test_a_near_miss_in_the_environment_is_refused(name: str, meant: str, tmp_path: Path) -> None:
     assert f"did you mean {meant}?" in refused(environ={name: "2"}, cwd=tmp_path)
 
