@@ -1,7 +1,11 @@
 """Writes a process's own failure where it is raised, before any clean-up: torchrun's "root cause" names the victim in most runs in which
 the failing rank tears its group down.
 
-Event "failure": type, message, frames (user frames, innermost first), thread, phase, steps; "raise_site" in `site`.
+Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause; `site` is the
+innermost user frame.
+Event "exit_call": code; sys.exit() with anything but success (argparse ends so).
+Event "local_rank_argument": option, default; the script declares the argument that the launcher of old passed.
+A process that dies by a signal leaves its python stack in its output, by faulthandler; one that the user has enabled stays as it is.
 """
 
 from __future__ import annotations
@@ -16,15 +20,17 @@ from typing import Any
 from . import protocol, sites
 from .state import S
 
-_seen: set[int] = set()
+_seen: set[tuple[int, str, str]] = set()  # ids alone are used again once an exception is gone
+MAX_FAILURES = 200
 
 
 def record(error: BaseException, tb: TracebackType | None = None, thread: str = "main") -> None:
     """One failure event an exception object; never raises."""
     try:
-        if isinstance(error, SystemExit) or id(error) in _seen or S.recorder.disabled:
+        key = (id(error), type(error).__name__, str(error)[:200])
+        if isinstance(error, (SystemExit, GeneratorExit)) or key in _seen or S.recorder.disabled or len(_seen) >= MAX_FAILURES:
             return
-        _seen.add(id(error))
+        _seen.add(key)
         frames = traceback.extract_tb(tb or error.__traceback__)
         user = [f for f in reversed(frames) if sites.is_user_file(f.filename)]
         places = [(f.filename, f.lineno or 0, f.name) for f in user[:8]]
@@ -56,8 +62,11 @@ def record_in_flight() -> None:
 def arm() -> None:
     _arm_hooks()
     _arm_exit()
-    from .arm import on_import
+    _arm_faults()
+    from .arm import at_close, on_import
 
+    at_close.append(record_last)
+    on_import("argparse", _arm_arguments)
     on_import("multiprocessing.process", _arm_processes)
     on_import("torch.multiprocessing.spawn", _arm_spawn)
 
@@ -80,8 +89,47 @@ def _arm_hooks() -> None:
     threading.excepthook = thread_hook
 
 
+def record_last() -> None:
+    """The exception that ended the main thread, where a hook of the user's own (rich, IPython) stands in the place of ours."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if isinstance(error, BaseException):
+        record(error, getattr(sys, "last_traceback", None))
+
+
+def _arm_faults() -> None:
+    import faulthandler
+
+    try:
+        if not faulthandler.is_enabled():
+            faulthandler.enable()
+    except (RuntimeError, ValueError, OSError, AttributeError):  # no usable stderr
+        S.recorder.errors += 1
+
+
+def _arm_arguments(module: Any) -> None:
+    add = module._ActionsContainer.add_argument
+
+    def add_argument(self: Any, *names: Any, **kwargs: Any) -> Any:
+        option = next((n for n in names if n in ("--local_rank", "--local-rank")), None)
+        if option is not None:
+            default = kwargs.get("default")
+            S.recorder.event("local_rank_argument", sites.here(2), option=option, default=default if isinstance(default, int) else repr(default)[:80])
+        return add(self, *names, **kwargs)
+
+    add_argument.__doc__ = add.__doc__
+    module._ActionsContainer.add_argument = add_argument
+
+
 def _arm_exit() -> None:
-    leave = os._exit
+    leave, raise_exit = os._exit, sys.exit
+
+    def exit(status: Any = None, /) -> Any:
+        if status not in (None, 0, False) and not S.recorder.disabled:
+            S.recorder.event("exit_call", sites.here(2), code=status if isinstance(status, int) else str(status)[:500])
+        raise_exit(status)
+
+    exit.__doc__ = raise_exit.__doc__
+    sys.exit = exit
 
     def _exit(status: int) -> None:
         from .arm import close
@@ -104,6 +152,10 @@ def _arm_processes(module: Any) -> None:
         target = getattr(self, "_target", None)
         if getattr(target, "__name__", "") == "_worker_loop" or "utils.data" in (getattr(target, "__module__", "") or ""):
             S.recorder.disabled = True
+        elif "torch" in sys.modules:
+            from .sensors import beat
+
+            beat.start()
         code = bootstrap(self, *args, **kwargs)
         from .arm import close
 

@@ -140,7 +140,7 @@ def _look_for_bypass(wrapped: list[Any], loss: Any, site: sites.Site) -> None:
     for one in wrapped:
         hit = [one.names[i] for i in reached if i in one.names]
         if hit:
-            S.recorder.event("bypass", site, index=one.index, num=len(hit), names=hit[:20])
+            S.recorder.event("bypass", ddp.last_module_access() or site, index=one.index, num=len(hit), names=hit[:20])
 
 
 def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None:
@@ -245,6 +245,11 @@ def _before_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
         S.recorder.event("autograd_grad", sites.here(4), num=len(hit), index=ddp.wrap_of(hit[0]))
 
 
+def _after_optimizer(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    _optimizers.add(self)
+    steps.made_at[self] = sites.here(4)
+
+
 def _after_scale(result: Any, scaler: Any, outputs: Any) -> None:
     if hasattr(result, "grad_fn") and hasattr(outputs, "grad_fn"):
         if len(_scaled) > 64:
@@ -259,7 +264,7 @@ def arm() -> None:
     wrap(torch.Tensor, "backward", _make)
     wrap(torch.autograd, "backward", _make)
     before(torch.autograd, "grad", _before_grad)
-    after(torch.optim.Optimizer, "__init__", lambda result, self, *a, **k: _optimizers.add(self))
+    after(torch.optim.Optimizer, "__init__", _after_optimizer)
     after(torch.amp.GradScaler, "scale", _after_scale)
     steps.at_step.append(_at_step)
 

@@ -1,8 +1,11 @@
-"""A quiet thread: answers requests for stacks, and samples resident memory with the user's line ten times a second.
+"""A quiet thread: answers requests for stacks, notes standstills, samples resident memory with the user's line ten times a second.
 
-It is started at the first process group or step, by _thread, so that `threading.enumerate()` shows the script what it would show without us.
-Event "stacks": request, threads {name: [site...]} innermost first, all frames of the user's code and the innermost of any.
-Event "rss": samples [[t_ns, bytes, line digest]] every 20 samples, lines {digest: site}; only while memory moves.
+It is started before the first process group, at the first step and in processes that the script makes, by _thread, so that
+`threading.enumerate()` shows the script what it would show without us. A sample costs about 30 us.
+Event "stacks": request, op, op_site, phase, threads {name: [site...]} innermost first: all frames of the user's code and the innermost of any.
+Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, stack [site...] of the main thread, inner (its innermost function).
+Event "rss": samples [[t_ns, bytes]], grown [[site, bytes]] (growth by the line that the main thread was in); only while memory moves.
+Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
 """
 
 from __future__ import annotations
@@ -15,35 +18,128 @@ import time
 from typing import Any
 
 from .. import protocol, sites
+from ..arm import at_close
+from ..patching import before
 from ..state import S
+from . import memory
 
 PERIOD_S = 0.1
+STALL_S = 1.0
+SAMPLES_AN_EVENT = 20
+MOVED_BYTES = 256 * 1024
+SLOW_AFTER = 6000  # samples (10 minutes); from then on one a second
 _started: dict[int, bool] = {}
 _answered = [""]
+_live: list[Beat] = []
 
 
-def start() -> None:
+def start(*_args: Any, **_kwargs: Any) -> None:
     """Once a process."""
     pid = os.getpid()
     if _started.get(pid) or S.recorder.disabled:
         return
     _started[pid] = True
-    _thread.start_new_thread(_run, (S.recorder,))
+    beat = Beat(S.recorder)
+    _live[:] = [beat]
+    _thread.start_new_thread(beat.run, ())
 
 
-def _run(recorder: Any) -> None:
-    request = os.path.join(recorder.run_dir, protocol.STACKS_REQUEST)
-    while not recorder.closed and not sys.is_finalizing():
-        time.sleep(PERIOD_S)
-        try:
-            if os.path.exists(request):
-                with open(request, encoding="utf-8") as f:
-                    asked = f.read(64).strip()
-                if asked and asked != _answered[0]:
-                    _answered[0] = asked
-                    recorder.event(protocol.STACKS, request=asked, threads=stacks())
-        except Exception:
-            recorder.errors += 1
+class Beat:
+    """What the thread remembers between two looks."""
+
+    def __init__(self, recorder: Any) -> None:
+        self.recorder = recorder
+        self.request = os.path.join(recorder.run_dir, protocol.STACKS_REQUEST)
+        self.moved = (recorder._progress, time.monotonic())
+        self.tell_after_s = STALL_S
+        self.samples: list[tuple[int, int]] = []
+        self.grown: dict[sites.Site, int] = {}
+        self.last_bytes = 0
+        self.looks = 0
+        self.kills = memory.oom_kills()
+
+    def run(self) -> None:
+        while not self.recorder.closed and not sys.is_finalizing():
+            time.sleep(PERIOD_S)
+            try:
+                self.look()
+            except Exception:
+                self.recorder.errors += 1
+
+    def look(self) -> None:
+        self.looks += 1
+        self.answer()
+        self.note_stall()
+        if self.looks < SLOW_AFTER or self.looks % 10 == 0:
+            self.sample()
+        if self.looks % 10 == 0:
+            self.look_for_kills()
+
+    def answer(self) -> None:
+        if not os.path.exists(self.request):
+            return
+        with open(self.request, encoding="utf-8") as f:
+            asked = f.read(64).strip()
+        if asked and asked != _answered[0]:
+            _answered[0] = asked
+            self.recorder.event(protocol.STACKS, request=asked, threads=stacks(), **self.waiting())
+
+    def waiting(self) -> dict[str, Any]:
+        return {
+            "op": self.recorder._op.decode("ascii", "replace"),
+            "op_site": self.recorder._site.decode("utf-8", "replace"),
+            "phase": self.recorder._phase.decode("ascii", "replace"),
+        }
+
+    def note_stall(self) -> None:
+        now, progress = time.monotonic(), self.recorder._progress
+        if progress != self.moved[0]:
+            self.moved, self.tell_after_s = (progress, now), STALL_S
+        elif now - self.moved[1] >= self.tell_after_s:
+            self.tell_after_s *= 2
+            frames, inner = main_stack()
+            self.recorder.event(
+                "stall", frames[0] if frames else None, stalled_s=round(now - self.moved[1], 2), inner=inner,
+                stack=[sites.as_json(f) for f in frames[:8]], **self.waiting(),
+            )  # fmt: skip
+
+    def sample(self) -> None:
+        now_bytes = memory.rss_bytes()
+        grown = now_bytes - self.last_bytes
+        if abs(grown) < MOVED_BYTES:
+            return
+        if self.last_bytes and grown > 0:
+            frames, _ = main_stack()
+            if frames:
+                self.grown[frames[0]] = self.grown.get(frames[0], 0) + grown
+        self.last_bytes = now_bytes
+        self.samples.append((time.time_ns(), now_bytes))
+        if len(self.samples) >= SAMPLES_AN_EVENT:
+            self.tell()
+
+    def tell(self) -> None:
+        samples, self.samples = self.samples, []
+        grown, self.grown = self.grown, {}
+        largest = sorted(grown.items(), key=lambda item: -item[1])[:6]
+        if samples:
+            self.recorder.event("rss", samples=samples, grown=[[sites.as_json(s), n] for s, n in largest])
+
+    def look_for_kills(self) -> None:
+        for scope, num in memory.oom_kills().items():
+            if num > self.kills.get(scope, num):
+                self.kills[scope] = num
+                self.recorder.event("oom_kills", scope=scope, num=num)
+
+
+def main_stack() -> tuple[list[sites.Site], str]:
+    """(user frames of the main thread, innermost first; name of its innermost function of any kind)."""
+    frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    inner = frame.f_code.co_name if frame is not None else ""
+    found: list[sites.Site] = []
+    while (frame := sites.user_frame(frame)) is not None and len(found) < 8:
+        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return found, inner
 
 
 def stacks() -> dict[str, list[Any]]:
@@ -65,5 +161,19 @@ def stacks() -> dict[str, list[Any]]:
     return found
 
 
+def _finish() -> None:
+    if _live and _live[0].recorder is S.recorder:
+        _live[0].tell()
+        _live[0].look_for_kills()
+
+
 def arm() -> None:
-    """Started by the first process group (collectives.py) or the first step (steps.py)."""
+    """Started before init_process_group, so that a rendezvous that never ends is seen; else by the first step (devices.py)."""
+    import torch.distributed as dist
+
+    at_close.append(_finish)
+    if dist.is_available():
+        from torch.distributed import distributed_c10d as c10d
+
+        if before(c10d, "init_process_group", start):
+            dist.init_process_group = c10d.init_process_group

@@ -1,6 +1,6 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
-Event "coll" (first 3000): op, numel, dtype, group (size), n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient).
+Event "coll" (first 3000): op, numel, dtype, group (size), n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world (the default group).
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     since.coll = mix(since.coll, wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
     if not since.first_sync:
         since.first_sync = time.perf_counter()
-    S.recorder.event("coll", site, op=op, numel=numel, dtype=dtype, n=S.collectives, reduce=reduction, grad=_is_gradient(tensor))
+    S.recorder.event("coll", site, op=op, numel=numel, dtype=dtype, n=S.collectives, reduce=reduction, grad=_is_gradient(tensor), world=_is_world(args, kwargs))
     S.collectives += 1
     if op not in POINT_TO_POINT:
         S.recorder.syncs += 1
     for loop in S.loops:
         loop.collectives += 1
+
+
+def _is_world(args: Any, kwargs: Any) -> bool:
+    """Whether the call is on the default group: collectives of subgroups are compared by nobody."""
+    group = kwargs.get("group") or next((a for a in args if type(a).__name__ == "ProcessGroup"), None)
+    return group is None or group is S.group
 
 
 def _is_gradient(tensor: Any) -> bool:

@@ -5,15 +5,18 @@ Event "wrap" (after it): index, module, names, requires_grad, dtypes, devices, d
 buffers, each (parameter digests after DDP's own broadcast), group_size, comm_hook.
 Event "wrap_changed": index, what ("added" | "rebound" | "unfrozen" | "frozen" | "cast"), names; `site` is the statement where it is known.
 Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20).
+Event "wrap_moved": index, site; a cast or move after wrapping gave parameters new storage: DDP's hooks sit on the old accumulators.
+Event "no_sync" (first time a statement enters it): index, site. Event "apply": site; `module.apply(fn)` after wrapping.
 Event "bypass": index; a backward reached parameters of a wrapped module whose forward DDP did not run since the last step.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
-from .. import digests, names, sites
+from .. import digests, names, sites, sources
 from ..patching import after, before, quiet, wrap
 from ..state import S, mix
 from . import graphs
@@ -34,8 +37,10 @@ class Wrapped:
         self.grad = {id(p): p.requires_grad for _, p in named}
         self.dtypes = {id(p): (p.dtype, p.device) for _, p in named}
         self.ignored = set(getattr(model, "parameters_to_ignore", ()) or ())
+        self.moved_at: sites.Site | None = None
         self.reported: set[tuple[str, str]] = set()
         self.forwards = 0  # since the last step
+        self.running = 0  # depth of DDP.forward right now
         self.eval_looks = 0
         self.buffer_value = 0
         norm = _norm_modules(model.module)
@@ -109,12 +114,44 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
     _watch_attributes()
 
 
-def _on_apply(self: Any, fn: Any, *args: Any, **kwargs: Any) -> None:
-    """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP hooked."""
-    for wrapped in S.ddps:
-        model = wrapped.ref()
-        if model is not None and (self is model or self is model.module):
-            wrapped.moved_at = sites.here(4)
+def _apply(original: Any) -> Any:
+    """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP hooked; one that changes nothing does not."""
+    note = quiet(lambda w, moved, site: _note_move(w, moved, site))
+
+    def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        wrapped = [w for w in S.ddps if (m := w.ref()) is not None and (self is m or self is m.module)]
+        before_ptr = [_pointers(w) for w in wrapped]
+        result = original(self, *args, **kwargs)
+        for one, old in zip(wrapped, before_ptr, strict=True):
+            note(one, _pointers(one) != old, sites.here(3))
+        return result
+
+    return apply
+
+
+def _pointers(wrapped: Wrapped) -> list[int]:
+    return [p.data_ptr() for ref in list(wrapped.refs.values())[:4] if (p := ref()) is not None]
+
+
+def _note_move(wrapped: Wrapped, moved: bool, site: sites.Site) -> None:
+    if moved:
+        wrapped.moved_at = site
+        S.recorder.event("wrap_moved", site, index=wrapped.index)
+
+
+def _note_apply(module: Any, *args: Any, **kwargs: Any) -> None:
+    if S.ddps and sites.is_user_code(sys._getframe(3).f_code) and any((m := w.ref()) is not None and module in (m, m.module) for w in S.ddps):
+        S.recorder.event("apply", sites.here(4))
+
+
+def _note_no_sync(model: Any) -> None:
+    site = sites.here(4)
+    if site not in _no_sync_sites:
+        _no_sync_sites.add(site)
+        S.recorder.event("no_sync", site, index=next((w.index for w in S.ddps if w.ref() is model), -1))
+
+
+_no_sync_sites: set[sites.Site] = set()
 
 
 def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
@@ -142,7 +179,11 @@ def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
 def _edit_site(wrapped: Wrapped, model: Any, what: str, which: list[str], fallback: sites.Site) -> sites.Site:
     if what in ("unfrozen", "frozen") and _grad_edits:
         return _grad_edits[-1]
-    if what == "cast" and getattr(wrapped, "moved_at", None):
+    if what in ("unfrozen", "frozen"):
+        assigned = sources.assignments(fallback[0], "requires_grad")
+        if assigned:
+            return assigned[0]
+    if what == "cast" and wrapped.moved_at is not None:
         return wrapped.moved_at
     for name in which:
         owner, _, attribute = name.rpartition(".")
@@ -191,6 +232,7 @@ def _forward(original: Any) -> Any:
         if wrapped is None:
             return
         wrapped.forwards += 1
+        wrapped.running += 1
         S.since.num_forward += 1
         S.recorder.progress()
         if model.training or S.steps < 4:
@@ -205,6 +247,7 @@ def _forward(original: Any) -> Any:
         wrapped = next((w for w in S.ddps if w.ref() is model), None)
         if wrapped is None:
             return
+        wrapped.running = max(0, wrapped.running - 1)
         graphs.watch(output, "eval" if not model.training else "train")
         if model.training and wrapped.own_buffers and (S.steps < 64 or S.steps % 16 == 0):
             table = dict(model.module.named_buffers())
@@ -229,6 +272,23 @@ def _forward(original: Any) -> Any:
     return forward
 
 
+_module_access: list[tuple[int, sites.Site]] = []  # (step, statement) of the user's last `ddp.module`
+
+
+def last_module_access() -> sites.Site | None:
+    """The statement that reached into `ddp.module` since the last step, if any."""
+    return _module_access[-1][1] if _module_access and _module_access[-1][0] == S.steps else None
+
+
+def _getattr(original: Any) -> Any:
+    def __getattr__(self: Any, name: str) -> Any:
+        if name == "module" and self.training and sites.is_user_code(sys._getframe(1).f_code):
+            _module_access[:] = [(S.steps, sites.here(2))]
+        return original(self, name)
+
+    return __getattr__
+
+
 def arm() -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -236,6 +296,9 @@ def arm() -> None:
     before(DDP, "__init__", _before_init)
     after(DDP, "__init__", _after_init)
     wrap(DDP, "forward", _forward)
-    before(torch.nn.Module, "_apply", _on_apply)
+    DDP.__getattr__ = _getattr(torch.nn.Module.__getattr__)  # type: ignore[method-assign]
+    wrap(torch.nn.Module, "_apply", _apply)
+    before(torch.nn.Module, "apply", _note_apply)
+    before(DDP, "no_sync", _note_no_sync)
     before(torch.nn.Module, "requires_grad_", _note_grad_edit)
     before(torch.Tensor, "requires_grad_", _note_grad_edit)

@@ -1,25 +1,50 @@
 """How many autograd graphs are still alive. A loss kept without `.detach()` keeps its graph: memory climbs a step at a time.
 
 A token is put into the metadata dict of the root node, which lives exactly as long as the node. Nothing of the user's is kept alive.
-Event "graphs": alive, mode ("train" | "eval"), site; written when the number alive reaches 8, 16, 32, ...
+Event "graphs": alive, mode ("train" | "eval"), site, keeper {name, num, site, bounded} or null; written when the number alive reaches 8, 16, 32, ...
+Event "eval_graphs" (end of an evaluation whose forwards made graphs): forwards, peak (graphs alive at once), used (a later backward reaches them), site,
+keeper.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any
 
-from .. import digests, sites
+from .. import digests, keepers, sites
+from ..arm import at_close
+from ..patching import quiet
 from ..state import S
 
 
 class _Token:
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "mode")
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
 
 
 _alive: dict[str, int] = {"train": 0, "eval": 0}
 _told: dict[str, int] = {"train": 4, "eval": 4}
 _KEY = "_harness_token"
+MAX_NODES = 5000
+
+
+class Evaluation:
+    """Forwards in eval mode with gradients on, from the first one to the next train() and backward."""
+
+    def __init__(self) -> None:
+        self.before = max(0, _alive["eval"] - 1)
+        self.backwards = S.backwards
+        self.forwards = self.peak = 0
+        self.look_at = 3  # graphs kept when we first ask who keeps them
+        self.site = sites.UNKNOWN
+        self.keeper: dict[str, Any] | None = None
+        self.over = False  # train() was called
+
+
+_evaluation: list[Evaluation] = []
 
 
 def _gone(mode: str) -> None:
@@ -37,19 +62,74 @@ def _roots(output: Any) -> list[Any]:
 
 def watch(output: Any, mode: str) -> None:
     """Count the graph behind `output` as alive until its root node is freed."""
+    if mode == "train" and _evaluation and S.backwards > _evaluation[0].backwards:
+        _settle(output)
     for tensor in _roots(output)[:1]:
         node = tensor.grad_fn
         if node is None or _KEY in node.metadata:
             continue
-        token = _Token()
+        token = _Token(mode)
         node.metadata[_KEY] = token
         weakref.finalize(token, _gone, mode).atexit = False
         _alive[mode] += 1
         S.graphs_alive = _alive["train"] + _alive["eval"]
+        if mode == "eval":
+            _evaluated()
         if _alive[mode] >= 2 * _told[mode]:
             _told[mode] = _alive[mode]
-            S.recorder.event("graphs", sites.here(4), alive=_alive[mode], mode=mode)
+            S.recorder.event("graphs", sites.here(4), alive=_alive[mode], mode=mode, keeper=keepers.find(sys._getframe(2), max(3, _alive[mode] // 4)))
+
+
+def _evaluated() -> None:
+    """One more forward of an evaluation has made a graph."""
+    if not _evaluation or _evaluation[0].over:
+        _evaluation[:] = [Evaluation()]
+    now = _evaluation[0]
+    now.forwards += 1
+    kept = _alive["eval"] - now.before
+    now.peak = max(now.peak, kept)
+    now.site = sites.here(4)
+    if kept >= now.look_at:
+        now.look_at *= 4
+        now.keeper = keepers.find(sys._getframe(3), max(2, kept // 4)) or now.keeper
+
+
+def training_again() -> None:
+    """train() was called: the evaluation is over. Whether its graphs were meant for a backward is seen at the next one."""
+    if _evaluation:
+        _evaluation[0].over = True
+
+
+def _settle(loss: Any) -> None:
+    now = _evaluation.pop()
+    if now.forwards > 2:
+        _tell(now, used=_alive["eval"] > 0 and _reaches_evaluation(loss))
+
+
+def _tell(now: Evaluation, used: bool) -> None:
+    S.recorder.event("eval_graphs", now.site, forwards=now.forwards, peak=now.peak, used=used, keeper=now.keeper)
+
+
+def _reaches_evaluation(loss: Any) -> bool:
+    """Whether the graph of this loss holds a node that an evaluation made: then the graphs were kept on purpose."""
+    todo, seen = [getattr(loss, "grad_fn", None)], set()
+    while todo and len(seen) < MAX_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        token = node.metadata.get(_KEY)
+        if token is not None and token.mode == "eval":
+            return True
+        todo.extend(n for n, _ in node.next_functions)
+    return False
+
+
+def _finish() -> None:
+    if _evaluation and _evaluation[0].forwards > 2:
+        _tell(_evaluation.pop(), used=False)
 
 
 def arm() -> None:
-    """Nothing to patch: backward and DDP's forward call `watch`."""
+    """Backward and DDP's forward call `watch`; modes.py calls it for other modules in eval mode."""
+    at_close.append(quiet(_finish))

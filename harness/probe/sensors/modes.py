@@ -12,7 +12,7 @@ from typing import Any
 from .. import names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
-from . import graphs, rng
+from . import forwards, graphs, rng
 
 _depth = [0]
 _hook: list[Any] = []
@@ -42,6 +42,8 @@ def _immediate_user_call() -> bool:
 
 def _watch_eval(module: Any, mode: bool) -> None:
     """While a model is in eval mode, look at the outputs of its outermost forward: with gradients on, each keeps a graph."""
+    if mode:
+        graphs.training_again()
     if S.compiling:
         return
     import torch
@@ -74,6 +76,7 @@ def _before_compile(*args: Any, **kwargs: Any) -> None:
         S.compiling = True
         S.recorder.event("compile", sites.here(4))
         rng.disarm()
+        forwards.stop()
         if _hook:
             _hook.pop().remove()
 

@@ -1,30 +1,53 @@
-"""What the script says and writes: print, logging, files opened for writing.
+"""What the script says and writes: print, logging, files opened, directories made, renames.
 
-Event "print" (first 400): site, text (300 characters), stream. Event "log": site, text, level, logger.
-Event "open": path, mode ("w" | "a" | "r" of a file some rank wrote), site. From the audit hook, which sees every way to open a file.
+Event "print" (first 400): site, text (300 characters), stream (1 or 2). Only what reaches the process's real stdout or stderr: a rank that mutes itself is silent.
+Event "log" (first 400): site, text, level, logger, console (a handler writes it to the terminal), format (that handler's).
+Event "open" (first 1000): site, path (real), mode ("w" truncates | "a" | "x" exclusive | "+" in place | "r" of a file that is younger than this
+process, or missing), exists, locks (file locks taken so far).
+Event "mkdir" (first 200): site, path. Event "rename" (first 400): site, src, dst (real paths).
+Event "event_file": path, torn_at: a TensorBoard file that ends within a record although its writer has gone. Event "sleep" (first 200): site; a script that polls.
+
+Files and directories come from an audit hook, which sees every way to open them. It runs inside calls that may hold locks, so it takes none, and must not
+raise: an exception there would abort the user's call.
 """
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import sys
+import time
 from typing import Any
 
-from .. import sites
-from ..patching import after, quiet, wrap
+from .. import eventfiles, protocol, sites
+from ..arm import at_close
+from ..patching import after, before, quiet, wrap
 from ..state import S
 
-MAX_OPENS = 1000
+MAX = {"print": 400, "log": 400, "open": 1000, "mkdir": 200, "rename": 400, "sleep": 200}
+MAX_SAME_OPEN = 40  # of one file from one line
+_counts: dict[str, int] = {}
+_opened: dict[tuple[str, int], int] = {}
+_event_files: dict[str, bool] = {}  # path -> told
+_locks = [0]
+_born = [0.0]
 _quiet_roots = tuple(os.path.join(p, "") for p in {sys.prefix, sys.base_prefix, "/proc", "/dev", "/sys", "/usr", "/lib", "/etc", "/run"})
-_opened: dict[tuple[str, str], int] = {}
+_hidden_home = os.path.join(os.path.expanduser("~"), ".")  # caches and settings of libraries: ~/.cache, ~/.config, ~/.triton
 
 
+def _room(kind: str) -> bool:
+    """Whether another event of this kind is kept; counts it."""
+    _counts[kind] = _counts.get(kind, 0) + 1
+    return _counts[kind] <= MAX[kind]
+
+
+# ---- print and logging ----
 def _print(original: Any) -> Any:
     note = quiet(_note_print)
 
     def print(*args: Any, **kwargs: Any) -> Any:  # noqa: A001  (it stands in for the builtin, for tracebacks' sake too)
-        if not S.recorder.disabled:
+        if _counts.get("print", 0) < MAX["print"]:
             note(args, kwargs, sites.here(2))
         return original(*args, **kwargs)
 
@@ -32,61 +55,193 @@ def _print(original: Any) -> Any:
 
 
 def _note_print(args: Any, kwargs: Any, site: sites.Site) -> None:
-    file = kwargs.get("file")
-    if file is not None and file not in (sys.stdout, sys.stderr):
-        return
-    text = str(kwargs.get("sep", " ") if kwargs.get("sep") is not None else " ").join(_text(a) for a in args)
-    S.recorder.event("print", site, text=text[:300])
+    stream = _terminal(kwargs.get("file") or sys.stdout)
+    if stream and _room("print"):
+        sep = kwargs.get("sep")
+        S.recorder.event("print", site, text=(" " if not isinstance(sep, str) else sep).join(_text(a) for a in args)[:300], stream=stream)
+
+
+def _terminal(stream: Any) -> int:
+    """1 or 2 where this stream is the process's own stdout or stderr and not /dev/null; else 0."""
+    for number, own in ((1, sys.__stdout__), (2, sys.__stderr__)):
+        if stream is own and own is not None:
+            return 0 if os.fstat(number).st_rdev == os.stat(os.devnull).st_rdev else number
+    return 0
 
 
 def _text(value: Any) -> str:
-    """As print would show it, without waiting for a device."""
-    device = getattr(getattr(value, "device", None), "type", "cpu")
-    return f"<{device} tensor>" if device != "cpu" else str(value)[:300]
+    """As print would show it where that is plain text or numbers. Nothing of the user's is called, no device is waited for."""
+    if isinstance(value, str):
+        return str.__str__(value)[:300]
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):
+        return float.__repr__(value)
+    if type(value) in (list, tuple, set, dict) and len(value) <= 32:
+        inner = value.items() if isinstance(value, dict) else value
+        return f"[{', '.join(_text(v) for v in inner)}]"[:300]
+    kind = type(value)
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if (numpy and issubclass(kind, numpy.generic)) or (torch and kind is torch.Tensor and value.device.type == "cpu" and value.numel() == 1):
+        return str(value.item())
+    return f"<{kind.__name__}>"
 
 
 def _after_log(result: Any, logger: Any, record: Any) -> None:
+    if not sites.is_user_file(record.pathname) or not _room("log"):
+        return
+    console, formats = _console(logger, record)
+    args = record.args if isinstance(record.args, tuple) else ()
+    plain = all(isinstance(a, (str, int, float, type(None))) for a in args)
+    text = record.getMessage() if plain and isinstance(record.msg, str) else str(record.msg) if isinstance(record.msg, str) else _text(record.msg)
     site = (record.pathname, record.lineno, record.funcName)
-    if sites.is_user_file(record.pathname) and logger.isEnabledFor(record.levelno):
-        S.recorder.event("log", site, text=record.getMessage()[:300], level=record.levelname, logger=logger.name)
+    S.recorder.event("log", site, text=text[:300], level=record.levelname, logger=record.name, console=console, format=formats)
 
 
+def _console(logger: Any, record: Any) -> tuple[bool, str]:
+    """Whether a handler sends the record to the terminal, and in which format."""
+    import logging
+
+    at, handlers = logger, []
+    while at is not None:
+        handlers.extend(at.handlers)
+        at = at.parent if at.propagate else None
+    if not handlers and logging.lastResort is not None:
+        handlers = [logging.lastResort]
+    for handler in handlers:
+        stream = getattr(handler, "stream", None) or getattr(getattr(handler, "console", None), "file", None)  # `console`: rich's handler
+        if stream is not None and record.levelno >= handler.level and _terminal(stream):
+            return True, str(getattr(handler.formatter, "_fmt", "") or "")
+    return False, ""
+
+
+# ---- files ----
 def _audit(event: str, args: Any) -> None:
-    if event != "open" or S.busy or S.recorder.disabled or S.recorder.closed:
+    call = _AUDITED.get(event)
+    if call is None or S.busy or S.recorder.disabled or S.recorder.closed:
         return
-    path, mode, flags = args
-    if not isinstance(path, str):
+    with contextlib.suppress(Exception):
+        call(*args)
+
+
+def _ours(full: str) -> bool:
+    run = S.recorder.run_dir
+    return full.startswith((os.path.join(run, protocol.REC_DIR, ""), os.path.join(run, protocol.LOG_DIR, ""), os.path.join(run, protocol.STACKS_REQUEST)))
+
+
+def _boring(full: str) -> bool:
+    return full.startswith(_quiet_roots) or full.startswith(_hidden_home) or "__pycache__" in full or "/torchinductor_" in full or _ours(full)
+
+
+def _on_open(path: Any, mode: Any, flags: Any) -> None:
+    if isinstance(path, int) or path is None or _counts.get("open", 0) >= MAX["open"]:
         return
-    writing = bool((flags or 0) & (os.O_WRONLY | os.O_RDWR)) or (isinstance(mode, str) and any(c in mode for c in "wax+"))
-    if not writing:
+    flags = flags if isinstance(flags, int) else 0
+    mode = mode if isinstance(mode, str) else ""
+    writing = bool(flags & (os.O_WRONLY | os.O_RDWR)) or any(c in mode for c in "wax+")
+    full = os.path.abspath(os.fsdecode(path))
+    if full.endswith((".py", ".pyc", ".so")) or _boring(full) or not (writing or _fresh(full)):
         return
-    full = os.path.abspath(path)
-    if full.startswith(_quiet_roots) or full.startswith(S.recorder.run_dir) or "__pycache__" in full:
-        return
-    _note_open(full, mode, flags)
+    _note_open(full, _kind(mode, flags) if writing else "r")
+
+
+def _fresh(full: str) -> bool:
+    """Missing, or written since this process began: a file that somebody in this run makes. About 2 us."""
+    try:
+        return os.stat(full).st_mtime >= _born[0] - 1.0
+    except OSError:
+        return True
+
+
+def _kind(mode: str, flags: int) -> str:
+    if "x" in mode or flags & os.O_EXCL:
+        return "x"
+    if "a" in mode or flags & os.O_APPEND:
+        return "a"
+    if "w" in mode or flags & os.O_TRUNC or flags & os.O_CREAT and not flags & os.O_RDWR:
+        return "w"
+    return "+"
 
 
 @quiet
-def _note_open(full: str, mode: Any, flags: int) -> None:
-    frame = sites.user_frame(sys._getframe(3))
-    if frame is None or "/torchinductor_" in full:
+def _note_open(full: str, kind: str) -> None:
+    frame = sites.user_frame(sys._getframe(4))
+    if frame is None:
+        return
+    key = (full + kind, frame.f_lineno)
+    _opened[key] = _opened.get(key, 0) + 1
+    if _opened[key] > MAX_SAME_OPEN or not _room("open"):
         return
     site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    kind = "a" if (isinstance(mode, str) and "a" in mode) or (flags or 0) & os.O_APPEND else ("x" if isinstance(mode, str) and "x" in mode else "w")
-    key = (full, f"{site[1]}")
-    _opened[key] = _opened.get(key, 0) + 1
-    if len(_opened) <= MAX_OPENS and _opened[key] <= 40:
-        S.recorder.event("open", site, path=os.path.realpath(full), mode=kind, exists=os.path.exists(full), temporary=_is_temporary(full))
+    S.recorder.event("open", site, path=os.path.realpath(full), mode=kind, exists=os.path.exists(full), locks=_locks[0])
+    if eventfiles.is_event_file(full):
+        _look_at_event_files(full, kind)
 
 
-def _is_temporary(path: str) -> bool:
-    """By name only: tempfile.gettempdir() takes a lock that the audited call may hold."""
-    return path.startswith(tuple(os.path.join(os.environ.get(k) or "/tmp", "tmp") for k in ("TMPDIR", "TEMP", "TMP")))
+def _look_at_event_files(full: str, kind: str) -> None:
+    """Files of earlier writers in this folder; this one's own end is looked at when the process closes."""
+    folder = os.path.dirname(full)
+    if kind != "r":
+        _event_files.setdefault(full, False)
+    for name in sorted(os.listdir(folder) if os.path.isdir(folder) else [])[:64]:
+        path = os.path.join(folder, name)
+        if eventfiles.is_event_file(path) and path not in _event_files and not eventfiles.writer_lives(path):
+            _judge_event_file(path)
+
+
+def _judge_event_file(path: str) -> None:
+    _event_files[path] = True
+    torn = eventfiles.torn_at(path)
+    if torn >= 0:
+        S.recorder.event("event_file", path=os.path.realpath(path), torn_at=torn, size=os.path.getsize(path))
+
+
+def finish() -> None:
+    for path, told in list(_event_files.items()):
+        if not told and os.path.exists(path):
+            _judge_event_file(path)
+
+
+@quiet
+def _note_paths(kind: str, **paths: str) -> None:
+    frame = sites.user_frame(sys._getframe(4))
+    if frame is not None and _room(kind):
+        site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        S.recorder.event(kind, site, **{k: os.path.realpath(v) for k, v in paths.items()})
+
+
+def _on_mkdir(path: Any, *_: Any) -> None:
+    full = os.path.abspath(os.fsdecode(path))
+    if not _boring(full):
+        _note_paths("mkdir", path=full)
+
+
+def _on_rename(src: Any, dst: Any, *_: Any) -> None:
+    full = os.path.abspath(os.fsdecode(dst))
+    if not _boring(full):
+        _note_paths("rename", src=os.path.abspath(os.fsdecode(src)), dst=full)
+
+
+def _on_lock(*_: Any) -> None:
+    _locks[0] += 1
+
+
+_AUDITED = {"open": _on_open, "os.mkdir": _on_mkdir, "os.rename": _on_rename, "fcntl.flock": _on_lock, "fcntl.lockf": _on_lock}
+
+
+def _before_sleep(*_: Any, **__: Any) -> None:
+    if _counts.get("sleep", 0) < MAX["sleep"] and sites.is_user_code(sys._getframe(3).f_code) and _room("sleep"):
+        S.recorder.event("sleep", sites.here(4))
 
 
 def arm() -> None:
     import logging
 
+    _born[0] = time.time() - time.process_time()  # imports have run already; CPU time is the least that has passed
     wrap(builtins, "print", _print)
+    before(time, "sleep", _before_sleep)
     after(logging.Logger, "callHandlers", _after_log)
     sys.addaudithook(_audit)
+    at_close.append(quiet(finish))

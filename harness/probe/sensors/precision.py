@@ -7,7 +7,7 @@ Event "scaler" (first 64 steps): scale, site. Event "scheduler" (first 400 steps
 from __future__ import annotations
 
 import math
-import weakref
+import sys
 from typing import Any
 
 from .. import sites
@@ -15,7 +15,6 @@ from ..patching import after, before
 from ..state import S
 
 _unscaled: set[int] = set()
-_scaling: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
@@ -41,14 +40,10 @@ def _after_update(result: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         S.recorder.event("scaler", sites.here(4), scale=float(scaler.get_scale()), enabled=bool(scaler.is_enabled()))
 
 
-def _before_scheduler(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    S.sched_steps += 1
-
-
-_last_event: dict[int, int] = {}
-
-
 def _after_scheduler(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    if not sites.is_user_code(sys._getframe(3).f_code):
+        return  # a scheduler that steps others inside, or its own first step in the constructor
+    S.sched_steps += 1
     optimizer = getattr(scheduler, "optimizer", None)
     group = optimizer.param_groups[0] if optimizer is not None and optimizer.param_groups else {}
     lr = group.get("lr")
@@ -69,5 +64,4 @@ def arm() -> None:
     scheduler = torch.optim.lr_scheduler
     for kind in list(vars(scheduler).values()):
         if isinstance(kind, type) and issubclass(kind, scheduler.LRScheduler) and "step" in vars(kind):
-            before(kind, "step", _before_scheduler)
             after(kind, "step", _after_scheduler)

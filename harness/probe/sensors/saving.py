@@ -1,51 +1,65 @@
-"""Checkpoints: torch.save, torch.load, load_state_dict, state_dict.
+"""Checkpoint files: torch.save and torch.load.
 
-Event "save": path, keys (top level), prefixes (of tensor names), alias (saved tensors share memory with live parameters: always so, kept for the
-reader), models (names of tensors, digests), begin (event before) or done.
-Event "load": path, exists, map_location, weights_only, error; keys; devices.
-Event "load_state": module, strict, missing, unexpected, matched, total, loaded (digest of the target afterwards), same_as_live.
-Event "load_optimizer": kind, site. Event "load_scheduler": kind.
-Event "kept_state": a state_dict kept by the script is the live one (same memory) although steps were taken since; see `check_kept`.
+Event "save" (before and after): site, path (real; "" for a buffer), done, error; before: what `shape_of` says, optimizers (see states.py).
+Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only, and after it what `shape_of`
+says, locations {storage tag: number} as saved, device (this process's own), savers [{line, text, same}] of a load that failed: the calls of torch.save in the
+same file, and whether they name the same path expression.
+`shape_of`: kind, keys, groups {key: role}, numbers {key: value}, tensors (names, first 400), num_tensors.
+What is loaded into what stands in states.py.
 """
 
 from __future__ import annotations
 
+import ast
+import linecache
 import os
 import sys
-import time
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
-from .. import digests, names, sites
-from ..patching import before, quiet, wrap
+from .. import sites
+from ..patching import quiet, wrap
 from ..state import S
+from . import states
 
 MAX_NAMES = 400
+MAX_WALKED = 20_000
+_loaded: list[tuple[str, dict[int, weakref.ref[Any]]]] = []  # (path, its tensors) of the last loads
+_locations: dict[str, int] = {}
 
 
-def _tensor_names(thing: Any, prefix: str = "", depth: int = 0) -> list[str]:
-    """Dotted names of the tensors in a nested checkpoint."""
-    found: list[str] = []
-    if depth > 4 or not isinstance(thing, dict):
-        return found
-    for key, value in list(thing.items())[:2000]:
-        if hasattr(value, "numel") and hasattr(value, "dtype"):
-            found.append(str(key))
-        elif isinstance(value, dict):
-            found.extend(_tensor_names(value, f"{key}/", depth + 1))
-    return found[:MAX_NAMES]
-
-
-def _shape_of(thing: Any) -> dict[str, Any]:
-    tensors = _tensor_names(thing)
-    told: dict[str, Any] = {"kind": type(thing).__name__, "tensors": tensors[:200], "num_tensors": len(tensors)}
+def walk(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """(dotted name, tensor) of a nested checkpoint; dicts, lists and tuples to a depth of five."""
+    if depth > 5:
+        return
     if isinstance(thing, dict):
-        told["keys"] = [str(k) for k in list(thing)[:60]]
-        told["groups"] = {str(k): _role(k, v) for k, v in list(thing.items())[:60]}
+        items: Any = list(thing.items())
+    elif isinstance(thing, (list, tuple)):
+        items = list(enumerate(thing))
+    else:
+        return
+    for key, value in items[:MAX_WALKED]:
+        name = f"{prefix}{key}"
+        if hasattr(type(value), "data_ptr"):
+            yield name, value
+        elif isinstance(value, (dict, list, tuple)):
+            yield from walk(value, f"{name}/", depth + 1)
+
+
+def shape_of(thing: Any) -> dict[str, Any]:
+    """What a checkpoint is made of."""
+    names = [name for name, _ in walk(thing)]
+    told: dict[str, Any] = {"kind": type(thing).__name__, "tensors": names[:MAX_NAMES], "num_tensors": len(names)}
+    if isinstance(thing, dict):
+        entries = list(thing.items())[:60]
+        told["keys"] = [str(k) for k, _ in entries]
+        told["groups"] = {str(k): _role(v) for k, v in entries}
+        told["numbers"] = {str(k): v for k, v in entries if type(v) in (int, float)}
     return told
 
 
-def _role(key: Any, value: Any) -> str:
+def _role(value: Any) -> str:
     """What an entry of a checkpoint is, by its content: a model, an optimizer, a scheduler, a scaler, a number."""
     if isinstance(value, dict):
         keys = set(map(str, value))
@@ -55,157 +69,142 @@ def _role(key: Any, value: Any) -> str:
             return "scheduler"
         if {"scale", "growth_factor"} <= keys:
             return "scaler"
-        if any(hasattr(v, "dtype") for v in value.values()):
-            return "model"
-        return "dict"
-    if hasattr(value, "dtype"):
+        return "model" if any(hasattr(type(v), "data_ptr") for v in value.values()) else "dict"
+    if hasattr(type(value), "data_ptr"):
         return "tensor"
     return "number" if isinstance(value, (int, float)) else type(value).__name__
 
 
-def _path(f: Any) -> str:
+def path_of(f: Any) -> str:
+    """The real path behind a path or an open file; "" for a buffer."""
     if isinstance(f, (str, os.PathLike)):
-        return os.path.realpath(os.fspath(f))
+        return os.path.realpath(os.fsdecode(f))
     name = getattr(f, "name", None)
     return os.path.realpath(name) if isinstance(name, str) else ""
 
 
 def _save(original: Any) -> Any:
-    note = quiet(lambda obj, f, site, done: S.recorder.event("save", site, path=_path(f), done=done, **(_shape_of(obj) if not done else {})))
+    note, used = quiet(_note_save), quiet(states.note_saved)
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         site = sites.here(2)
-        note(obj, f, site, False)
-        result = original(obj, f, *args, **kwargs)
-        note(obj, f, site, True)
+        note(f, site, obj)
+        used(obj, site, f)
+        try:
+            result = original(obj, f, *args, **kwargs)
+        except BaseException as error:
+            note(f, site, error=error)
+            raise
+        note(f, site)
         return result
 
     return save
 
 
+def _note_save(f: Any, site: sites.Site, obj: Any = None, error: BaseException | None = None) -> None:
+    what = {} if obj is None else shape_of(obj) | {"optimizers": states.optimizers_in(obj)}
+    S.recorder.event("save", site, path=path_of(f), done=obj is None and error is None, error=repr(error)[:300] if error else "", **what)
+
+
 def _load(original: Any) -> Any:
-    note = quiet(lambda site, **fields: S.recorder.event("load", site, **fields))
+    before, after, failed = quiet(_before_load), quiet(_after_load), quiet(_failed_load)
 
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         site = sites.here(2)
-        where = kwargs.get("map_location", args[0] if args else None)
-        note(site, path=_path(f), done=False, exists=os.path.exists(_path(f)) if _path(f) else True, map_location=None if where is None else str(where)[:80],
-             weights_only=kwargs.get("weights_only"), began=time.time_ns())  # fmt: skip
-        result = original(f, *args, **kwargs)
-        note(site, path=_path(f), done=True, exists=True, map_location=None if where is None else str(where)[:80], **_shape_of(result))
-        if isinstance(result, dict):
-            _loaded.append((_path(f), {str(k): _role(k, v) for k, v in list(result.items())[:60]}))
-            del _loaded[:-8]
+        told = before(f, args, kwargs, site)
+        try:
+            result = original(f, *args, **kwargs)
+        except BaseException as error:
+            failed(f, error, site, told)
+            raise
+        after(f, result, site, told)
         return result
 
     return load
 
 
-_loaded: list[tuple[str, dict[str, str]]] = []
+def _before_load(f: Any, args: Any, kwargs: Any, site: sites.Site) -> dict[str, Any]:
+    where = args[0] if args else kwargs.get("map_location")
+    told = {"map_location": None if where is None else str(where)[:80], "weights_only": kwargs.get("weights_only")}
+    path = path_of(f)
+    _locations.clear()
+    S.recorder.event("load", site, path=path, done=False, exists=os.path.exists(path) if path else True, **told)
+    return told
 
 
-def _load_state(original: Any) -> Any:
-    note = quiet(_note_load_state)
-
-    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        site = sites.here(2)
-        strict = args[0] if args else kwargs.get("strict", True)
-        own = list(self.state_dict(keep_vars=True)) if not S.recorder.disabled else []
-        given = [str(k) for k in state_dict] if hasattr(state_dict, "keys") else []
-        user = sites.is_user_code(sys._getframe(1).f_code)
-        if user:
-            note(self, own, given, bool(strict), site, False)
-        result = original(self, state_dict, *args, **kwargs)
-        if user:
-            note(self, own, given, bool(strict), site, True)
-        return result
-
-    return load_state_dict
+def _after_load(f: Any, result: Any, site: sites.Site, told: dict[str, Any] | None) -> None:
+    path = path_of(f)
+    S.recorder.event("load", site, path=path, done=True, exists=True, error="", locations=dict(_locations), device=_device(), **(told or {}), **shape_of(result))
+    refs: dict[int, weakref.ref[Any]] = {}
+    for _, tensor in walk(result):
+        if len(refs) < MAX_NAMES:
+            refs[id(tensor)] = weakref.ref(tensor)
+    _loaded.append((path, refs))
+    del _loaded[:-8]
 
 
-def _note_load_state(module: Any, own: list[str], given: list[str], strict: bool, site: sites.Site, done: bool) -> None:
-    has, want = set(given), set(own)
-    missing, unexpected = [k for k in own if k not in has], [k for k in given if k not in want]
-    clean_given = {names.clean(k) for k in given}
+def _failed_load(f: Any, error: BaseException, site: sites.Site, told: dict[str, Any] | None) -> None:
+    path = path_of(f)
     S.recorder.event(
-        "load_state", site, module=type(module).__name__, strict=strict, done=done, missing=missing[:MAX_NAMES], unexpected=unexpected[:MAX_NAMES],
-        num_missing=len(missing), num_unexpected=len(unexpected), matched=len(want & has), total=len(own), given=len(given),
-        same_when_cleaned=len({names.clean(k) for k in missing} & clean_given),
-        wrapped=type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"),
+        "load", site, path=path, done=True, exists=os.path.exists(path) if path else True, error=str(error)[:600] or repr(error), error_type=type(error).__name__,
+        size=os.path.getsize(path) if path and os.path.isfile(path) else -1, savers=_savers(site), given=_base_in_argv(path), locations=dict(_locations),
+        device=_device(), **(told or {}),
     )  # fmt: skip
 
 
-def _optimizer_load(original: Any) -> Any:
-    note = quiet(_note_optimizer_load)
-
-    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        note(self, state_dict, sites.here(2))
-        return original(self, state_dict, *args, **kwargs)
-
-    return load_state_dict
+def _base_in_argv(path: str) -> bool:
+    """Whether the user named the file on the command line."""
+    return bool(path) and any(os.path.basename(path) in str(a) for a in sys.argv[1:])
 
 
-def _note_optimizer_load(optimizer: Any, state_dict: Any, site: sites.Site) -> None:
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    table, _ = names.owners(params)
-    mismatched: list[str] = []
-    for index, p in enumerate(params):
-        state = (state_dict.get("state") or {}).get(index, {})
-        for key, value in state.items():
-            if hasattr(value, "shape") and value.dim() and tuple(value.shape) != tuple(p.shape):
-                mismatched.append(f"{table.get(id(p), index)}:{key}")
-    S.recorder.event(
-        "load_optimizer", site, kind=type(optimizer).__name__, entries=len(state_dict.get("state") or {}), params=len(params), mismatched=mismatched[:50],
-        names=[table.get(id(p), "") for p in params][:MAX_NAMES], shapes=[list(p.shape) for p in params][:MAX_NAMES],
-    )  # fmt: skip
-
-
-_kept: list[tuple[Any, int, sites.Site, int]] = []
-
-
-class _Marker:
-    """Rides in a state_dict's metadata, so that its life tells whether the script kept the dict."""
-
-    __slots__ = ("__weakref__",)
-
-
-def _after_state_dict(original: Any) -> Any:
-    note = quiet(_note_state_dict)
-
-    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        if sites.is_user_code(sys._getframe(1).f_code):
-            note(self, result, sites.here(2))
-        return result
-
-    return state_dict
-
-
-def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
-    """Remember a dict whose tensors are the live parameters; a dict cannot be weakly referenced, an OrderedDict can."""
+def _savers(site: sites.Site) -> list[dict[str, Any]]:
+    """Calls of torch.save in the file of a load that failed. Only then: parsing costs some ms."""
     try:
-        ref = weakref.ref(result)
-    except TypeError:
-        return
-    if len(_kept) < 64:
-        _kept.append((ref, S.steps, site, id(module)))
-    S.recorder.event("state_dict", site, module=type(module).__name__, prefixed=sum(1 for k in result if str(k).startswith(names.PREFIXES)), num=len(result))
+        tree = ast.parse("".join(linecache.getlines(site[0])))
+    except (SyntaxError, ValueError):
+        return []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    wanted = {ast.unparse(c.args[0]) for c in calls if _called(c) == "load" and c.lineno <= site[1] <= (c.end_lineno or c.lineno)}
+    saves = [c for c in calls if _called(c) == "save" and len(c.args) > 1]
+    return [{"line": c.lineno, "text": sites.text((site[0], c.lineno, "")), "same": ast.unparse(c.args[1]) in wanted} for c in saves[:20]]
 
 
-def check_kept() -> None:
-    """At a load and at the end: dicts that are still held and still alias the live weights after more steps were taken."""
-    for ref, steps, site, _module in _kept:
-        held = ref()
-        if held is not None and S.steps > steps and len(held):
-            S.recorder.event("kept_state", site, steps_before=steps, steps_now=S.steps, num=len(held))
-    _kept.clear()
+def _called(call: ast.Call) -> str:
+    """"save" for torch.save(...), "load" for torch.load(...); else ""."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "torch" else ""
+    return name
 
 
-def _before_kept_load(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> None:
-    for ref, steps, site, _module in list(_kept):
-        held = ref()
-        if held is not None and held is state_dict and S.steps > steps:
-            S.recorder.event("loaded_alias", sites.here(4), kept_at=sites.as_json(site), steps_before=steps, steps_now=S.steps, num=len(held))
+def source_of(tensors: Any) -> str:
+    """Path of the file that one of these tensors was loaded from; "" if none."""
+    for path, refs in reversed(_loaded):
+        if any((ref := refs.get(id(t))) is not None and ref() is t for t in tensors):
+            return path
+    return ""
+
+
+def _device() -> str:
+    """Where this process works, without touching a device that it has not touched."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return f"cuda:{torch.cuda.current_device()}"
+    return "cpu"
+
+
+def _restore(original: Any) -> Any:
+    """torch asks this for the function that puts a storage where it was saved, or where map_location says."""
+    def _get_restore_location(map_location: Any) -> Any:
+        inner = original(map_location)
+
+        def restore(storage: Any, location: Any) -> Any:
+            tag = str(location)[:40]
+            _locations[tag] = _locations.get(tag, 0) + 1
+            return inner(storage, location)
+
+        return restore
+
+    return _get_restore_location
 
 
 def arm() -> None:
@@ -213,14 +212,5 @@ def arm() -> None:
 
     wrap(torch.serialization, "save", _save)
     wrap(torch.serialization, "load", _load)
+    wrap(torch.serialization, "_get_restore_location", _restore)
     torch.save, torch.load = torch.serialization.save, torch.serialization.load
-    before(torch.nn.Module, "load_state_dict", _before_kept_load)
-    wrap(torch.nn.Module, "load_state_dict", _load_state)
-    wrap(torch.optim.Optimizer, "load_state_dict", _optimizer_load)
-    wrap(torch.nn.Module, "state_dict", _after_state_dict)
-    scheduler = torch.optim.lr_scheduler.LRScheduler
-    before(scheduler, "load_state_dict", lambda self, *a, **k: S.recorder.event("load_scheduler", sites.here(4), kind=type(self).__name__))
-    before(torch.amp.GradScaler, "load_state_dict", lambda self, *a, **k: S.recorder.event("load_scaler", sites.here(4)))
-
-
-_ = digests

@@ -20,6 +20,7 @@ from . import ddp, memory, rng
 
 _known: weakref.WeakKeyDictionary[Any, Witness] = weakref.WeakKeyDictionary()
 _counter = [0]
+made_at: weakref.WeakKeyDictionary[Any, sites.Site] = weakref.WeakKeyDictionary()  # statement that constructed an optimizer
 FULL_AT_END_BYTES = 256_000_000  # the final integer hash of everything; 0.6 s a GB and only once
 
 
@@ -50,6 +51,7 @@ class Witness:
     def describe(self, optimizer: Any) -> None:
         S.recorder.event(
             protocol.PARAMS,
+            made_at.get(optimizer),
             opt=self.opt,
             kind=self.kind,
             names=self.names,
@@ -100,12 +102,26 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     tensors = [None if p is None else p.grad for p in params] if closure is None else []
     grad, grads = digests.of_tensors(tensors) if tensors else (0, [0] * len(params))
     none = digests.wide(bytes(t is None for t in tensors)) if tensors else 0
-    if not witness.param_each:
+    if not witness.param_each or (S.since.num_coll and witness.wraps and max(witness.wraps) < 0):
+        # before the first step, and where the script may have averaged parameters by hand since the last one
         witness.param_each = digests.of_tensors(params)[1]
+        if S.steps < 256:
+            S.recorder.event("before", opt=witness.opt, digest=_crc(repr(witness.param_each)))
     _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, bool(tensors) and all(t is None for t in tensors), witness.param_each)
+    if S.steps < 8 and tensors:
+        _tell_ungraded(witness, params, tensors)
     for look in at_step:
         look(optimizer, witness, params)
     S.probe_s += time.perf_counter() - began
+
+
+def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any]) -> None:
+    """Event "no_gradient": wrapped parameters that require a gradient and have none although others of this optimizer have one."""
+    lacking = [
+        n for n, w, p, g in zip(witness.names, witness.wraps, params, tensors, strict=True) if w >= 0 and g is None and p is not None and p.requires_grad
+    ]
+    if lacking and len(lacking) < len(tensors):
+        S.recorder.event("no_gradient", opt=witness.opt, names=lacking[:400])
 
 
 at_step: list[Any] = []  # sensors that look at the gradients just before a step: (optimizer, witness, params)
@@ -257,6 +273,3 @@ def arm() -> None:
     register_optimizer_step_pre_hook(quiet(before_step))
     register_optimizer_step_post_hook(quiet(after_step))
     at_close.append(quiet(finish))
-
-
-_ = sites

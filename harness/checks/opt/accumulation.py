@@ -1,0 +1,57 @@
+"""OPT108 accumulation-unscaled: gradients are accumulated and the loss is not divided
+
+What it does
+    Counts the backwards from one statement between two zeroings, and looks for a factor at the root of the loss or on the gradients.
+
+Why it is bad
+    The accumulated gradient is the sum of the micro-batches' means: the step is A times that of the same batch in one piece.
+
+Wrong
+    for x, y in micro_batches: criterion(ddp(x), y).backward()
+    optimizer.step()
+
+Right
+    for x, y in micro_batches: (criterion(ddp(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+
+Known limits
+    Several backwards from different statements (a GAN, two losses) are not accumulation. A sum loss, or gradients scaled before the step, are silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import gradients, replicas
+from harness.model import Finding, Severity
+from harness.record import Run, where_of
+
+
+class AccumulationUnscaled(Check):
+    code = "OPT108"
+    name = "accumulation-unscaled"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        groups = [(rank, e) for rank, e in run.events("accumulation")]
+        if not groups:
+            raise NotApplicable("no optimizer step after a backward was recorded")
+        losses = [e for _, e in run.events("loss")]
+        many = [(rank, e, n, site) for rank, e in groups for site, n in e["sites"] or () if isinstance(n, int) and n >= 2]
+        if len(many) < 0.8 * len(groups) or len(many) < 2 * len({r for r, _ in groups}):
+            raise NotApplicable("gradients are not accumulated over several backwards")
+        where = where_of(many[0][3])
+        plain = [e for e in losses if e.where and where and e.where.line == where.line and not e["scaled"] and e["reduction"] == "mean"]
+        if not plain or any(e["scaled"] for e in losses if e.where and where and e.where.line == where.line):
+            return
+        if gradients.rescaled(run):
+            raise NotApplicable("gradients are rescaled between the backward and the step")
+        count = many[0][2]
+        yield self.finding(
+            f"{count} backwards are accumulated a step and the loss is not divided by {count}: the step is {count} times too large",
+            where=where,
+            ranks=replicas.rank_list([r for r, *_ in many]),
+            notes=[f"operations at the root of the loss: {', '.join(plain[0]['root'] or ())}"],
+            help=f"divide the loss by the number of micro-batches: `(loss / {count}).backward()`",
+        )

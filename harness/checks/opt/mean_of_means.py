@@ -1,0 +1,57 @@
+"""OPT107 mean-of-means: ranks average over batches of different size, and DDP weighs them alike
+
+What it does
+    Compares the number of samples that each rank drew for the same step.
+
+Why it is bad
+    DDP averages the ranks' gradients with equal weights. A sample on the rank with the small batch counts for more: the gradient is not that of the
+    global batch (27 to 49 % error seen).
+
+Wrong
+    batch_size = 12 if rank == 0 else 4   # mean loss on each
+
+Right
+    loss = loss_sum * dist.get_world_size() / global_num_samples
+
+Known limits
+    One short batch at the end of an epoch is normal and silent; a loss that bears a factor is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class MeanOfMeans(Check):
+    code = "OPT107"
+    name = "mean-of-means"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run)
+        uneven, seen, example = 0, 0, []
+        for step in run.steps():
+            sizes = step.number("num_samples")
+            if step.complete and all(sizes) and len(set(step.number("num_batches"))) == 1:
+                seen += 1
+                if max(sizes) > 1.1 * min(sizes):
+                    uneven += 1
+                    example = example or sizes
+        if not seen:
+            raise NotApplicable("no step drew batches from a loader on all ranks")
+        losses = [e for _, e in run.events("loss")]
+        if any(e["scaled"] or e["reduction"] != "mean" for e in losses):
+            raise NotApplicable("the loss bears a factor of its own, or is no mean")
+        if uneven >= 3 and uneven >= 0.5 * seen:
+            yield self.finding(
+                f"ranks draw batches of different size ({', '.join(map(str, example))} samples) and their mean losses weigh alike",
+                where=replicas.first_where(run, "loader") or facts.grad_site(0),
+                ranks=run.rank_ids,
+                notes=[f"{uneven} of {seen} steps"],
+                help="draw equal batches, or weigh each rank's loss: loss * local_n * world_size / global_n",
+            )

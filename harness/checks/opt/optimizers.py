@@ -1,0 +1,72 @@
+"""Optimizers as the checks of this family see them: their rows and their "params" events, rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.model import Where
+from harness.probe import protocol
+from harness.probe.protocol import Row
+from harness.record import Event, Run
+
+BY_HAND = 65_535
+
+
+def by_opt(run: Run) -> dict[tuple[int, int], list[Row]]:
+    """(rank, optimizer) -> its rows, hand-made steps left out. Children that the script made count as ranks of their own below zero."""
+    table: dict[tuple[int, int], list[Row]] = {}
+    for rank, recording in enumerate(run.ranks):
+        for row in recording.all_rows() if recording is not None else ():
+            if row.opt != BY_HAND:
+                table.setdefault((rank, row.opt), []).append(row)
+    return table
+
+
+def ranks_of(rows: Mapping[tuple[int, int], Sequence[Row]], opt: int) -> tuple[int, ...]:
+    return tuple(sorted({rank for rank, o in rows if o == opt}))
+
+
+def params_event(run: Run, rank: int, opt: int) -> Event | None:
+    recording = run.ranks[rank]
+    events = [e for e in (recording.of(protocol.PARAMS) if recording else []) if e["opt"] == opt]
+    return events[-1] if events else None
+
+
+def step_site(run: Run, rank: int, opt: int) -> Where | None:
+    """The backward before this optimizer's steps."""
+    recording = run.ranks[rank]
+    return next((e.where for e in (recording.of("accumulation") if recording else ()) if e["opt"] == opt and e.where), None)
+
+
+def had_gradients(run: Run, rank: int, opt: int) -> bool:
+    """Whether the optimizer's parameters had gradients right after a backward (they were cleared before the step then)."""
+    recording = run.ranks[rank]
+    return any(e["opt"] == opt and e["local"] for e in (recording.of("gradients") if recording else ()))
+
+
+def orphaned(run: Run, rank: int, opt: int) -> list[str]:
+    """Parameters that no module owns and that never had a gradient, in an optimizer whose other parameters are owned and have."""
+    recording, event = run.ranks[rank], params_event(run, rank, opt)
+    if recording is None or event is None:
+        return []
+    owned, names = event["owned"] or [], recording.param_names(opt)
+    lost = {i for i, o in enumerate(owned) if not o}
+    if not lost or len(lost) == len(owned):
+        return []
+    for key, (grads, _) in recording.details.items():
+        if key[1] == opt:
+            lost = {i for i in lost if i < len(grads) and grads[i] == 0}
+    return [names[i] for i in sorted(lost) if i < len(names)]
+
+
+def rebind_site(run: Run) -> Where | None:
+    return next((e.where for _, e in run.events("wrap_changed") if e["what"] == "rebound"), None)
+
+
+def lr_at(run: Run, step: int) -> list[float]:
+    found = []
+    for recording in run.present:
+        index = recording.step_index.get(step)
+        if index is not None:
+            found.append(recording.row(index).lr)
+    return found

@@ -1,0 +1,67 @@
+"""OPT101 stale-optimizer: the optimizer holds parameters that the model no longer uses
+
+What it does
+    Looks for optimizers whose parameters never receive a gradient, or whose parameters no living module owns while a module has a successor of the
+    same shape.
+
+Why it is bad
+    The optimizer was built before the model was copied, converted or re-wrapped, or a parameter was replaced after it was built: the loss stays flat
+    (or a part of the model stays untrained), without a word.
+
+Wrong
+    optimizer = SGD(model.parameters(), lr=0.1)
+    model = copy.deepcopy(model)
+
+Right
+    model = copy.deepcopy(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+Known limits
+    An optimizer that is stepped only once is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.opt import optimizers
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.probe.protocol import FLAG_ALL_NONE
+from harness.record import Run
+
+
+class StaleOptimizer(Check):
+    code = "OPT101"
+    name = "stale-optimizer"
+    severity = Severity.ERROR
+    explains = ('OPT113', 'SYN101', 'SYN126')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        rows = optimizers.by_opt(run)
+        if not rows:
+            raise NotApplicable("no optimizer step was recorded")
+        for (rank, opt), steps in sorted(rows.items()):
+            event = optimizers.params_event(run, rank, opt)
+            if event is None or len(steps) < 2:
+                continue
+            if all(s.flags & FLAG_ALL_NONE for s in steps) and not optimizers.had_gradients(run, rank, opt):
+                yield self.finding(
+                    f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it holds parameters that the loss does not use",
+                    where=event.where,
+                    ranks=optimizers.ranks_of(rows, opt),
+                    notes=[f"{len(event['names'] or ())} parameters, {sum(not o for o in event['owned'] or ())} of them in no living module"],
+                    help="build the optimizer after the model has its final form (copied, moved, wrapped, converted)",
+                )
+                return
+            lost = optimizers.orphaned(run, rank, opt)
+            if lost:
+                yield self.finding(
+                    f"the {event['kind']} optimizer trains {len(lost)} parameters that no module owns any more",
+                    where=optimizers.rebind_site(run) or event.where,
+                    ranks=optimizers.ranks_of(rows, opt),
+                    notes=[replicas.listed(lost), "they never received a gradient"],
+                    help="change parameters in place (`with torch.no_grad(): p.copy_(...)`), or build the optimizer afterwards",
+                )
+                return

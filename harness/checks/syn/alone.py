@@ -1,0 +1,57 @@
+"""SYN126 replicas-train-alone: several ranks train, and nothing synchronises their gradients
+
+What it does
+    Looks for a job of several ranks with a process group whose models are not in DDP, whose gradients differ at every step, and which issues no
+    collective large enough to carry gradients or parameters.
+
+Why it is bad
+    Each rank trains its own model on its own shard; only one of them is saved. The loss falls, as on a smaller data set.
+
+Wrong
+    dist.init_process_group('gloo')
+    model = Net()                       # the wrap was forgotten
+
+Right
+    model = DDP(Net())
+
+Known limits
+    Ranks that do different work by design (no shared data, no process group) are not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import pairing, replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class ReplicasTrainAlone(Check):
+    code = "SYN126"
+    name = "replicas-train-alone"
+    severity = Severity.ERROR
+    explains = ('SYN127', 'OPT111', 'SYN129', 'EVL102')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run)
+        if facts.wrapped:
+            raise NotApplicable("a model is wrapped in DistributedDataParallel")
+        if not all(any(e["done"] and (e["world_size"] or 0) > 1 for e in r.of("pg")) for r in run.present):
+            raise NotApplicable("no process group of several ranks")
+        if any(e["op"] in pairing.POINT_TO_POINT or e["world"] is False for _, e in run.events("coll")):
+            raise NotApplicable("subgroups or point-to-point calls are in use: another kind of parallelism")
+        for opt, parting in sorted(facts.partings.items()):
+            event = facts.params_event(opt)
+            numel = sum(event["numels"] or ()) if event else 0
+            alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == 65_535)
+            if numel and alone and parting.steps >= 2 and facts.hand_synced_numel < numel * max(1, parting.steps // 50 + 1):
+                yield self.finding(
+                    f"{run.world_size} ranks train {run.world_size} separate models: no gradient or parameter is ever synchronised",
+                    where=(event.where if event else None) or facts.grad_site(opt),
+                    ranks=run.rank_ids,
+                    notes=[f"gradients and parameters differ at all of {parting.steps} steps"],
+                    help="wrap the model: `model = DistributedDataParallel(model)`",
+                )
+                return

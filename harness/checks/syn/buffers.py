@@ -1,0 +1,64 @@
+"""SYN116 buffer-not-reduced: buffers that the model computes from its local batch differ between ranks
+
+What it does
+    Compares floating point buffers that are not a normalisation's own statistics after training forwards, and all buffers in evaluation.
+
+Why it is bad
+    A codebook, a running mean or an EMA that is updated in forward follows each rank's own shard. DDP's broadcast gives everybody rank 0's, so
+    the other shards never count; with broadcast_buffers=False every rank evaluates another model.
+
+Wrong
+    self.ema.mul_(0.9).add_(x.mean(0), alpha=0.1)
+
+Right
+    batch_mean = x.mean(0)
+    dist.all_reduce(batch_mean); batch_mean /= dist.get_world_size()
+    self.ema.mul_(0.9).add_(batch_mean, alpha=0.1)
+
+Known limits
+    BatchNorm statistics that differ between two training forwards are normal and silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class BufferNotReduced(Check):
+    code = "SYN116"
+    name = "buffer-not-reduced"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        replicas.require(run, ddp=True)
+        wraps = [e for _, e in run.events("wrap")]
+        if not any(e["buffers"] for e in wraps):
+            raise NotApplicable("the wrapped model has no buffers")
+        differing = [s.index for s in run.steps() if s.complete and not s.same("buffer") and all(s.number("num_forward"))]
+        if len(differing) >= 2:
+            yield self.finding(
+                f"buffers that forward updates differ between ranks after {len(differing)} steps: each follows its own shard",
+                where=wraps[0].where,
+                ranks=run.rank_ids,
+                notes=[f"buffers: {replicas.listed(wraps[0]['buffers'] or [])}"],
+                help="all-reduce the statistic inside forward before it enters the buffer",
+            )
+            return
+        columns = [r.of("wrap_eval") for r in run.present]
+        for events in zip(*columns, strict=False):
+            tables = [e["buffers"] or {} for e in events]
+            wrong = [n for n in tables[0] if len({t.get(n) for t in tables}) > 1]
+            if wrong:
+                yield self.finding(
+                    f"evaluation runs with buffers that differ between ranks: {replicas.listed(wrong)}",
+                    where=events[0].where,
+                    ranks=run.rank_ids,
+                    notes=[f"broadcast_buffers={wraps[0]['broadcast_buffers']}"],
+                    help="keep broadcast_buffers=True, use SyncBatchNorm, or average the buffers before evaluating",
+                )
+                return

@@ -1,0 +1,56 @@
+"""SYN122 extra-collective: one rank issues a collective that the others do not
+
+What it does
+    Counts the collectives that each rank issued up to each optimizer step.
+
+Why it is bad
+    The extra call meets the next collective of the others, and everything after it is paired wrongly: wrong numbers, later a hang.
+
+Wrong
+    if rank == 0: dist.all_reduce(loss)
+
+Right
+    dist.all_reduce(loss)                 # on every rank
+
+Known limits
+    Needs an optimizer step after the call. Where the run hung there, OUT101 or HNG103 names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import pairing
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class ExtraCollective(Check):
+    code = "SYN122"
+    name = "extra-collective"
+    severity = Severity.ERROR
+    explains = ('HNG*', 'LAU101', 'LAU102', 'SYN127', 'SYN123', 'SYN121', 'DAT111', 'OPT111', 'OUT101')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        pairs = pairing.of(run)
+        totals = [0] * run.world_size
+        for step in run.steps():
+            if not step.complete:
+                break
+            totals = [a + b for a, b in zip(totals, step.number("num_coll"), strict=True)]
+            if len(set(totals)) > 1 and len(set(step.number("opt"))) == 1:
+                most = totals.index(max(totals))
+                least = totals.index(min(totals))
+                column = pairs.columns[pairs.ranks.index(most)]
+                lone = next((e for e in column if most in (only := pairing.only_on(pairs, e)) and least not in only), None)
+                if any(e["world"] is False for r in run.present for e in r.of("coll")):
+                    raise NotApplicable("collectives of subgroups are in use")
+                yield self.finding(
+                    f"rank {most} has issued {totals[most]} collectives at step {step.index}, rank {least} {totals[least]}",
+                    where=lone.where if lone else None,
+                    ranks=(most,),
+                    notes=["from here on the ranks' collectives are paired wrongly"],
+                    help="issue every collective on every rank; take it out of the rank-dependent branch",
+                )
+                return

@@ -1,0 +1,53 @@
+"""SYN115 frozen-module-differs: a frozen model beside the trained one differs between ranks
+
+What it does
+    Compares the parameters of models that are called but neither trained nor wrapped.
+
+Why it is bad
+    DDP broadcasts what it wraps. A frozen random projection, teacher or target network that each rank initialises for itself makes every rank
+    learn another task.
+
+Wrong
+    torch.manual_seed(rank)
+    projection = nn.Linear(64, 8).requires_grad_(False)
+
+Right
+    torch.manual_seed(0)                  # the same on every rank, or broadcast its parameters from rank 0
+
+Known limits
+    Only models that are called during the first three steps are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class FrozenModuleDiffers(Check):
+    code = "SYN115"
+    name = "frozen-module-differs"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run)
+        columns = [r.of("others")[0]["models"] or [] for r in run.present if r.of("others")]
+        if len(columns) < 2 or not all(columns):
+            raise NotApplicable("no frozen model beside the trained one")
+        for others in zip(*columns, strict=False):
+            one = others[0]
+            if not all(o.get("called") and o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others):
+                continue
+            if len({o.get("digest") for o in others}) > 1 and not any(o.get("grad") for o in others):
+                yield self.finding(
+                    f"the frozen {one['module']} has other weights on other ranks",
+                    where=replicas.first_where(run, "wrap") or facts.grad_site(0),
+                    ranks=run.rank_ids,
+                    notes=[f"{one['num']} parameters, for example {replicas.listed(one.get('names') or [])}"],
+                    help="seed its construction alike on every rank, load it from a file, or broadcast its parameters from rank 0",
+                )
+                return

@@ -1,0 +1,63 @@
+"""Sampled gradient values, after the backward and at the step: what a hand-written sync did to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.record import Event, Run
+
+TINY = 1e-7
+
+
+def _columns(run: Run) -> Iterator[list[Event]]:
+    """"gradients" events of one (step, optimizer), a rank each."""
+    tables = [{(e.step, e["opt"]): e for e in r.of("gradients")} for r in run.present]
+    for key in sorted(set(tables[0]).intersection(*tables[1:])) if tables else ():
+        yield [t[key] for t in tables]
+
+
+def ratios(run: Run) -> list[float]:
+    """(gradient at the step) / (sum of the ranks' own gradients), one a parameter and step, where a hand-written sync came between.
+
+    1 means summed, 1 / world_size averaged. A parameter counts where the ranks' own gradients differ and those at the step agree.
+    """
+    found: list[float] = []
+    for events in _columns(run):
+        for key in events[0]["local"] or {}:
+            local = [(e["local"] or {}).get(key) for e in events]
+            step = [(e["at_step"] or {}).get(key) for e in events]
+            if any(v is None for v in (*local, *step)) or all(v == local[0] for v in local) or any(v != step[0] for v in step):
+                continue
+            total = [sum(values) for values in zip(*local, strict=True)]  # type: ignore[arg-type]
+            if sum(abs(t) for t in total) < TINY or len(total) != len(step[0]):  # type: ignore[arg-type]
+                continue
+            # least squares through the origin: one number a parameter, robust against small elements
+            found.append(sum(s * t for s, t in zip(step[0], total, strict=True)) / sum(t * t for t in total))  # type: ignore[arg-type]
+    return found
+
+
+def rescaled(run: Run) -> bool:
+    """Whether gradients are multiplied by something between the last backward and the step (on one rank, DDP's averaging being over by then)."""
+    for events in _columns(run):
+        for event in events:
+            for key, local in (event["local"] or {}).items():
+                step = (event["at_step"] or {}).get(key)
+                if step is not None and any(abs(a - b) > 1e-4 * max(abs(a), TINY) for a, b in zip(local, step, strict=False)):
+                    return True
+    return False
+
+
+def agreeing(run: Run, opt: int) -> set[str]:
+    """Parameters whose gradients are there and agree on all ranks at every step whose details were kept."""
+    names = run.present[0].param_names(opt)
+    good = set(range(len(names)))
+    keys = [k for k in run.present[0].details if k[1] == opt]
+    for key in keys:
+        columns = [r.details.get(key) for r in run.present]
+        if any(c is None for c in columns):
+            continue
+        values = [c[0] for c in columns if c is not None]
+        good = {i for i in good if i < len(values[0]) and values[0][i] and len({v[i] for v in values if i < len(v)}) == 1}
+    return {names[i] for i in good}
+
+

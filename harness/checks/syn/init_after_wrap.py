@@ -1,0 +1,57 @@
+"""SYN125 init-after-wrap: wrapped parameters were changed between the wrap and the first step, differently on every rank
+
+What it does
+    Compares parameter digests right after DDP's constructor (equal: DDP broadcasts) with those before the first step.
+
+Why it is bad
+    DDP broadcasts once, when it is constructed. An initialisation after that, with a generator that differs by rank, gives every rank another model;
+    gradients stay equal, so the difference stays for ever.
+
+Wrong
+    model = DDP(net)
+    model.apply(init_weights)
+
+Right
+    net.apply(init_weights)
+    model = DDP(net)
+
+Known limits
+    An equal change on all ranks is healthy and silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class InitAfterWrap(Check):
+    code = "SYN125"
+    name = "init-after-wrap"
+    severity = Severity.ERROR
+    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'SYN129', 'SYN115')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run, ddp=True)
+        for opt in facts.partings:
+            columns = replicas.initial(run, opt)
+            names = facts.params_event(opt)
+            if len(set(columns)) < 2 or names is None:
+                continue
+            wrapped = facts.ddp_names(opt)
+            wrong = [n for i, n in enumerate(names["names"] or ()) if n in wrapped and len({c[i] for c in columns if i < len(c)}) > 1]
+            changed = {n for kind in ("added", "rebound") for _, e in replicas.changes(run, kind) for n in e["names"] or ()}
+            wrong = [n for n in wrong if not any(n.endswith(c) for c in changed)]
+            if wrong:
+                yield self.finding(
+                    f"{len(wrong)} wrapped parameters differ between ranks before the first step: DDP's broadcast was undone",
+                    where=replicas.first_where(run, "apply") or replicas.first_where(run, "load_state") or replicas.first_where(run, "wrap"),
+                    ranks=run.rank_ids,
+                    notes=[replicas.listed(wrong)],
+                    help="initialise or load before wrapping, or do it alike on every rank",
+                )
+                return

@@ -1,0 +1,62 @@
+"""SYN118 none-grad-asymmetric: a hand-written sync skips parameters that have no gradient on this rank
+
+What it does
+    Compares which gradients each rank gives to a collective between two steps.
+
+Why it is bad
+    `if p.grad is not None: all_reduce(p.grad)` pairs the ranks' collectives wrongly as soon as one rank has a gradient more: gloo aborts without a
+    traceback, or the wrong gradients are added.
+
+Wrong
+    for p in model.parameters():
+        if p.grad is not None: dist.all_reduce(p.grad)
+
+Right
+    for p in model.parameters():
+        if p.grad is None: p.grad = torch.zeros_like(p)
+        dist.all_reduce(p.grad)
+
+Known limits
+    Sees the first five steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class NoneGradAsymmetric(Check):
+    code = "SYN118"
+    name = "none-grad-asymmetric"
+    severity = Severity.ERROR
+    explains = ('LAU101', 'LAU102', 'HNG*', 'SYN122', 'SYN123', 'SYN121', 'SYN127', 'DAT111', 'OUT101')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        if run.world_size < 2:
+            raise NotApplicable("one process")
+        columns = {rank: [e for e in r.of("coll") if e["grad"]] for rank, r in enumerate(run.ranks) if r is not None}
+        if sum(bool(c) for c in columns.values()) < 2:
+            raise NotApplicable("no hand-written gradient sync")
+        steps = {rank: Counter(e.step for e in c) for rank, c in columns.items()}
+        common = set.intersection(*(set(s) for s in steps.values()))
+        failed = any(e.code for e in run.ending.exits) or run.ending.reason == "hang"
+        for step in sorted(common):
+            counts = {rank: s[step] for rank, s in steps.items()}
+            sizes = {rank: [e["numel"] for e in columns[rank] if e.step == step] for rank in columns}
+            short = min(len(v) for v in sizes.values())
+            paired = len({tuple(v[:short]) for v in sizes.values()}) == 1
+            if len(set(counts.values())) > 1 and (failed or not paired):
+                fewest = min(counts, key=lambda r: counts[r])
+                yield self.finding(
+                    f"rank {fewest} synchronises {counts[fewest]} gradients at step {step}, the others up to {max(counts.values())}",
+                    where=columns[fewest][0].where,
+                    ranks=(fewest,),
+                    notes=[f"gradients synchronised a rank: {', '.join(f'{r}: {c}' for r, c in sorted(counts.items()))}"],
+                    help="give every parameter a gradient before the loop: `if p.grad is None: p.grad = torch.zeros_like(p)`",
+                )
+                return

@@ -1,0 +1,53 @@
+"""SYN128 gradients-partly-synced: a hand-written gradient sync leaves some parameters out
+
+What it does
+    In a job without DDP, looks for parameters whose gradients differ between ranks at every step while others' agree at every step.
+
+Why it is bad
+    The parameters that were left out drift apart on every rank.
+
+Wrong
+    for p in model.encoder.parameters(): dist.all_reduce(p.grad)
+
+Right
+    for p in model.parameters(): dist.all_reduce(p.grad)
+
+Known limits
+    Needs gradients of some parameters that agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import gradients, replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class PartlySynced(Check):
+    code = "SYN128"
+    name = "gradients-partly-synced"
+    severity = Severity.ERROR
+    explains = ('SYN127', 'SYN126', 'OPT111')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run)
+        if facts.wrapped:
+            raise NotApplicable("a model is wrapped in DistributedDataParallel")
+        for opt, parting in sorted(facts.partings.items()):
+            if parting.num_grad == parting.steps and parting.grad_names and parting.equal_grad_names and parting.steps >= 2:
+                agree = gradients.agreeing(run, opt)
+                if not agree:
+                    continue
+                wrong = [n for n in parting.grad_names if n not in agree]
+                where = next((e.where for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce")), None)
+                yield self.finding(
+                    f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree)} others are: {replicas.listed(wrong)}",
+                    where=where or facts.grad_site(opt),
+                    ranks=run.rank_ids,
+                    notes=[f"they differ at all of {parting.steps} steps"],
+                    help="synchronise the gradient of every trained parameter",
+                )
+                return

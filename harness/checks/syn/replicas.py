@@ -1,0 +1,292 @@
+"""When and where the replicas of a model parted: read once from a run, shared by the checks of this family and of `opt`.
+
+A *replica* is a set of parameters that should stay bit-identical on all ranks: those that DDP wraps, and those of an optimizer that start
+equal and are synced by hand.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.checks.base import NotApplicable
+from harness.model import Where
+from harness.probe import protocol
+from harness.probe.protocol import Row
+from harness.record import Event, Recording, Run, Step
+
+MIN_STEPS = 1
+
+
+@dataclass
+class Parting:
+    """What of one optimizer differed between ranks, first time each."""
+
+    opt: int
+    steps: int = 0  # aligned steps seen
+    grad_step: int | None = None  # first step whose gradients differ
+    param_step: int | None = None
+    hyper_step: int | None = None
+    none_step: int | None = None
+    full_step: int | None = None
+    num_grad: int = 0  # steps with differing gradients
+    num_param: int = 0
+    grad_names: tuple[str, ...] = ()
+    param_names: tuple[str, ...] = ()
+    equal_grad_names: tuple[str, ...] = ()
+    first_rows: tuple[Row, ...] = ()  # of the first step with differing gradients, or parameters
+
+
+@dataclass
+class Replicas:
+    run: Run
+    partings: dict[int, Parting] = field(default_factory=dict)
+    same_opts: bool = True  # the ranks' optimizers step in the same order
+    num_reduce: int = 0  # steps whose backward DDP's reducer answered
+    num_ddp_steps: int = 0
+    hand_synced_numel: int = 0
+
+    @property
+    def wrapped(self) -> bool:
+        return any(r.of("wrap") for r in self.run.present)
+
+    def of(self, opt: int) -> Parting:
+        return self.partings.setdefault(opt, Parting(opt))
+
+    def params_event(self, opt: int, rank: int = 0) -> Event | None:
+        recording = self.run.ranks[rank] if rank < len(self.run.ranks) else None
+        events = [e for e in (recording.of(protocol.PARAMS) if recording else []) if e["opt"] == opt]
+        return events[-1] if events else None
+
+    def ddp_names(self, opt: int) -> set[str]:
+        event = self.params_event(opt)
+        if event is None:
+            return set()
+        return {n for n, w in zip(event["names"] or (), event["ddp"] or (), strict=False) if isinstance(w, int) and w >= 0}
+
+    def grad_site(self, opt: int, step: int | None = None) -> Where | None:
+        """The backward before a step of this optimizer."""
+        for recording in self.run.present:
+            for event in recording.of("accumulation"):
+                if event["opt"] == opt and (step is None or event.step >= step) and event.where:
+                    return event.where
+        return first_where(self.run, "accumulation") or first_where(self.run, "loss")
+
+
+
+def first_where(run: Run, kind: str) -> Where | None:
+    return next((e.where for _, e in run.events(kind) if e.where is not None), None)
+
+
+def rank_list(ranks: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(set(ranks)))
+
+
+def of(run: Run) -> Replicas:
+    """The facts of a run; computed once for all checks of one judgement."""
+    found = run.__dict__.get("_replicas")
+    if isinstance(found, Replicas):
+        return found
+    made = _read(run)
+    run.__dict__["_replicas"] = made
+    return made
+
+
+def _read(run: Run) -> Replicas:
+    facts = Replicas(run)
+    if len(run.present) < 2:
+        return facts
+    for step in run.steps():
+        if step.complete:
+            _look(facts, step)
+    for parting in facts.partings.values():
+        _name(facts, parting)
+    facts.hand_synced_numel = max((_hand_synced(r) for r in run.present), default=0)
+    return facts
+
+
+def _look(facts: Replicas, step: Step) -> None:
+    opts = set(step.number("opt"))
+    if len(opts) != 1:
+        facts.same_opts = False
+        return
+    parting = facts.of(opts.pop())
+    parting.steps += 1
+    flags = step.number("flags")[0]
+    if flags & protocol.FLAG_DDP:
+        facts.num_ddp_steps += 1
+        facts.num_reduce += any(step.number("num_reduce"))
+    if not step.same("grad"):
+        parting.num_grad += 1
+        if parting.grad_step is None:
+            parting.grad_step = step.index
+            parting.first_rows = tuple(r for r in step.rows if r is not None)
+    for digest in ("param", "hyper", "none", "full"):
+        if not step.same(digest):
+            name = f"{digest}_step"
+            if getattr(parting, name) is None:
+                setattr(parting, name, step.index)
+            if digest == "param":
+                parting.num_param += 1
+
+
+def _name(facts: Replicas, parting: Parting) -> None:
+    """Names of the parameters that differ, from the per-parameter digests at or after the first differing step."""
+    run = facts.run
+    names = run.present[0].param_names(parting.opt)
+    keys = sorted({s for s, o in run.present[0].details if o == parting.opt})
+
+    def differing(which: int, start: int | None) -> tuple[str, ...]:
+        for key in keys:
+            if start is None or key < start:
+                continue
+            columns = [r.details.get((key, parting.opt)) for r in run.present]
+            if any(c is None for c in columns):
+                continue
+            values = [c[which] for c in columns if c is not None]
+            if len({len(v) for v in values}) != 1:
+                return ()
+            return tuple(n for i, n in enumerate(names[: len(values[0])]) if len({v[i] for v in values}) > 1)
+        return ()
+
+    parting.grad_names = differing(0, parting.grad_step)
+    parting.param_names = differing(1, parting.param_step)
+    parting.equal_grad_names = tuple(n for n in names if n not in set(parting.grad_names)) if parting.grad_step is not None else tuple(names)
+
+
+def _hand_synced(recording: Recording) -> int:
+    """Elements that python-level reductions moved between the first and the last step: what a hand-written sync leaves behind."""
+    return sum(
+        int(e["numel"] or 0) for e in recording.of("coll")
+        if isinstance(e["numel"], int) and e["op"] in ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
+    )  # fmt: skip
+
+
+def initial(run: Run, opt: int) -> list[tuple[int, ...]]:
+    """Parameter digests before the first step, a rank each; empty where a rank told none."""
+    found = []
+    for recording in run.present:
+        events = [e for e in recording.of("initial") if e["opt"] == opt]
+        if not events:
+            return []
+        found.append(tuple(int(v) for v in events[0]["each"] or ()))
+    return found
+
+
+def starts_equal(run: Run, opt: int) -> bool:
+    columns = initial(run, opt)
+    return len(columns) > 1 and len(set(columns)) == 1
+
+
+def changes(run: Run, what: str) -> list[tuple[int, Event]]:
+    """"wrap_changed" events of one kind."""
+    return [(rank, e) for rank, e in run.events("wrap_changed") if e["what"] == what]
+
+
+def listed(names: Sequence[str], limit: int = 4) -> str:
+    """Names for a message: the first few, and how many more."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def majority_out(values: Sequence[object]) -> list[int]:
+    """Positions that hold another value than most; empty where there is no majority."""
+    counts = Counter(values).most_common()
+    if len(counts) < 2 or counts[0][1] == counts[1][1]:
+        return []
+    return [i for i, v in enumerate(values) if v != counts[0][0]]
+
+
+def require(run: Run, *, ddp: bool = False) -> Replicas:
+    """The facts, or NotApplicable with the reason why replicas cannot be compared."""
+    if run.world_size < 2:
+        raise NotApplicable("one process: there are no replicas to compare")
+    if len(run.present) < 2:
+        raise NotApplicable("fewer than two ranks reported")
+    facts = of(run)
+    if not facts.partings:
+        raise NotApplicable("no optimizer step was taken by all ranks")
+    if ddp and not facts.wrapped:
+        raise NotApplicable("no model is wrapped in DistributedDataParallel")
+    return facts
+
+
+def reduction_failed(run: Run) -> bool:
+    """Whether torch gave up with "expected to have finished reduction" on some rank."""
+    return any("finished reduction" in str(e["message"]) for _, e in run.events(protocol.FAILURE))
+
+
+def failure_note(run: Run) -> list[str]:
+    return ["torch failed a step later: expected to have finished reduction"] if reduction_failed(run) else []
+
+
+def has_unnamed(parted: set[str], names: Sequence[str]) -> bool:
+    """Parameters that the optimizer knows under another root's name: compare the last parts."""
+    tails = {n.rsplit(".", 2)[-1] + str(n.count(".")) for n in parted}
+    return any(any(p.endswith(n) for p in parted) for n in names) or (not parted and bool(tails))
+
+
+def wrapping(run: Run) -> list[tuple[int, Event]]:
+    """The first "wrapping" event of each rank; NotApplicable without two of them."""
+    found = [(rank, r.of("wrapping")[0]) for rank, r in enumerate(run.ranks) if r is not None and r.of("wrapping")]
+    if len(found) < 2:
+        raise NotApplicable("no model is wrapped in DistributedDataParallel on several ranks")
+    return found
+
+
+def strict_wrap(run: Run) -> Event:
+    """The wrap event of a DDP that waits for every parameter."""
+    if run.world_size < 2:
+        raise NotApplicable("one process")
+    wraps = [e for _, e in run.events("wrap")]
+    if not wraps:
+        raise NotApplicable("no model is wrapped in DistributedDataParallel")
+    strict = [e for e in wraps if not e["find_unused"] and not e["static_graph"]]
+    if len(strict) < len(wraps):
+        raise NotApplicable("DDP was told to expect unused parameters")
+    return strict[0]
+
+
+def ungraded(run: Run) -> list[list[str]]:
+    """A rank each: wrapped parameters that required a gradient and had none at the first step (or after the backward that came last)."""
+    columns: list[list[str]] = []
+    for recording in run.present:
+        events = recording.of("no_gradient")
+        columns.append([str(n) for n in events[0]["names"] or ()] if events else [])
+    return columns if any(columns) else []
+
+
+def ends_differ(run: Run) -> bool:
+    """Whether the final parameter digests differ between ranks."""
+    finals = [tuple(sorted((e["params"] or {}).items())) for r in run.present for e in r.of("full")[-1:]]
+    return len(finals) > 1 and len(set(finals)) > 1
+
+
+def same_pass(run: Run, step: int) -> bool:
+    """Whether every rank was inside one pass over its loader at a step, not at an epoch's seam."""
+    for recording in run.present:
+        for event in recording.of("pass"):
+            if event.step == step and event["complete"]:
+                return False
+    return True
+
+
+def odd_site(events: Sequence[tuple[int, Event]], world_size: int) -> Where | None:
+    """A statement that only some ranks ran."""
+    ranks: dict[tuple[str, int], set[int]] = {}
+    places: dict[tuple[str, int], Where] = {}
+    for rank, event in events:
+        if event.where is not None:
+            key = (event.where.file, event.where.line)
+            ranks.setdefault(key, set()).add(rank)
+            places[key] = event.where
+    return next((places[k] for k, r in ranks.items() if len(r) < world_size), None)
+
+
+def final_names(run: Run) -> list[str]:
+    """Parameters whose final digests differ between ranks."""
+    tables = [e["params"] or {} for r in run.present for e in r.of("full")[-1:]]
+    if len(tables) < 2:
+        return []
+    return [n for n in tables[0] if len({t.get(n) for t in tables}) > 1]

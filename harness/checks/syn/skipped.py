@@ -1,0 +1,55 @@
+"""SYN119 batch-skipped-on-one-rank: one rank skipped a batch and is paired with its peers' next one
+
+What it does
+    Counts the batches that each rank has drawn at the same optimizer step.
+
+Why it is bad
+    A `continue` on one rank only pairs its gradients with the next batch of the others; the epoch then ends in a hang or a closed connection.
+
+Wrong
+    if torch.isnan(loss): continue
+
+Right
+    bad = torch.isnan(loss).float(); dist.all_reduce(bad)
+    if bad: continue                      # every rank takes the same decision
+
+Known limits
+    Ranks that have different numbers of batches at the end of an epoch are DAT111.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class BatchSkipped(Check):
+    code = "SYN119"
+    name = "batch-skipped-on-one-rank"
+    severity = Severity.ERROR
+    explains = ('DAT111', 'EVL103', 'HNG*', 'LAU101', 'LAU102', 'SYN122', 'SYN127', 'OUT101')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run)
+        drawn = [0] * run.world_size
+        for step in run.steps():
+            if not step.complete:
+                break
+            counts = step.number("num_batches")
+            before = list(drawn)
+            drawn = [a + b for a, b in zip(drawn, counts, strict=True)]
+            if len(set(before)) == 1 and len(set(drawn)) > 1 and min(counts) >= 1:
+                ahead = [r for r, n in enumerate(drawn) if n > min(drawn)]
+                if replicas.same_pass(run, step.index):
+                    yield self.finding(
+                        f"rank {ahead[0]} drew {counts[ahead[0]]} batches before step {step.index}, the others {min(counts)}: a batch was skipped there",
+                        where=facts.grad_site(step.number("opt")[0], step.index),
+                        ranks=ahead,
+                        notes=["gradients of different batches are averaged from here on"],
+                        help="decide on all ranks together (all-reduce the condition) before skipping a batch",
+                    )
+                return

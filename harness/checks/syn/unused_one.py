@@ -1,0 +1,49 @@
+"""SYN111 unused-on-one-rank: a parameter is used on some ranks only
+
+What it does
+    Compares the set of parameters without a gradient across ranks, for models in DDP without find_unused_parameters.
+
+Why it is bad
+    A branch that depends on the rank or on its data leaves one rank's reducer waiting: one rank fails, the others see a closed socket.
+
+Wrong
+    if rank == 0: out = out + self.extra(x)
+
+Right
+    out = out + self.extra(x)            # on every rank, or DDP(net, find_unused_parameters=True)
+
+Known limits
+    With find_unused_parameters=True DDP handles it: silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class UnusedOnOneRank(Check):
+    code = "SYN111"
+    name = "unused-on-one-rank"
+    severity = Severity.ERROR
+    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'LAU101', 'LAU102', 'HNG*', 'SYN110')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        event = replicas.strict_wrap(run)
+        columns = replicas.ungraded(run)
+        if len(columns) < 2 or all(set(c) == set(columns[0]) for c in columns):
+            return
+        every, shared = set().union(*columns), set(columns[0]).intersection(*columns[1:])
+        names = sorted(every - shared)
+        without = [rank for rank, c in enumerate(columns) if set(c) & set(names)]
+        yield self.finding(
+            f"{len(names)} parameters receive a gradient on some ranks only: {replicas.listed(names)}",
+            where=replicas.first_where(run, "loss") or event.where,
+            ranks=without,
+            notes=[f"no gradient on ranks {', '.join(map(str, without))}", *replicas.failure_note(run)],
+            help="use the same branches on every rank, or construct DDP with find_unused_parameters=True",
+        )

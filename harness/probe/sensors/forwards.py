@@ -1,0 +1,100 @@
+"""Which models are called, from where, during the first steps: a global forward pre-hook that is removed after step 3, so that later steps
+cost nothing. Not installed where torch.compile is used: it would break the graph.
+
+Event "forward" (first time a root module is called from a statement): module, index of its wrap or -1, inner (it is the module inside a DDP object,
+called directly), training, grad.
+Event "others" (once, after the second step): models [{module, num, digest, called}] that are neither wrapped nor in an optimizer.
+Event "checkpoint": site, reentrant; torch.utils.checkpoint was used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import digests, names, sites
+from ..arm import on_import
+from ..patching import before, quiet
+from ..state import S
+
+LAST_STEP = 3
+_hook: list[Any] = []
+_seen: set[tuple[int, sites.Site]] = set()
+_called: set[int] = set()
+_told = [False]
+
+
+def start() -> None:
+    """From the first module call on; see modes.py, which stops it when torch.compile appears."""
+    import torch
+
+    if not _hook and not S.compiling:
+        _hook.append(torch.nn.modules.module.register_module_forward_pre_hook(_look))
+
+
+def stop() -> None:
+    while _hook:
+        _hook.pop().remove()
+
+
+def _look(module: Any, args: Any) -> None:
+    if S.recorder.disabled or S.busy:
+        return
+    if S.steps >= LAST_STEP:
+        stop()
+        return
+    _note(module)
+
+
+@quiet
+def _note(module: Any) -> None:
+    import torch
+
+    _called.add(id(module))
+    inner = next((w for w in S.ddps if (m := w.ref()) is not None and m.module is module), None)
+    if inner is None and id(module) not in names._living:
+        return
+    if type(module).__name__ in ("DistributedDataParallel",):
+        return
+    site = sites.here(4)
+    direct = inner is not None and inner.running == 0
+    if not direct or (id(module), site) in _seen or len(_seen) > 200:
+        return
+    _seen.add((id(module), site))
+    assert inner is not None
+    S.recorder.event("forward", site, module=type(module).__name__, index=inner.index, inner=direct, training=bool(module.training), grad=torch.is_grad_enabled())
+
+
+def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
+    """Frozen models beside the trained one: DDP neither broadcasts nor averages them."""
+    if _told[0] or S.steps != 2:
+        return
+    _told[0] = True
+    from . import steps
+
+    trained = {i for w in list(steps._known.values()) for i in w.ids} | {i for w in S.ddps for i in w.refs}
+    models = []
+    for root in names.root_modules()[:64]:
+        own = list(root.parameters())
+        if own and not any(id(p) in trained for p in own):
+            called = id(root) in _called or any(id(m) in _called for m in root.modules())
+            digest, each = digests.of_tensors(own)
+            buffers = digests.of_tensors(list(root.buffers()))[0]
+            models.append({"module": type(root).__name__, "num": len(each), "digest": digest, "buffers": buffers, "called": called,
+                           "grad": any(p.requires_grad for p in own), "names": [n for n, _ in root.named_parameters()][:5]})  # fmt: skip
+    S.recorder.event("others", models=models)
+
+
+def _arm_checkpoint(module: Any) -> None:
+    def note(function: Any, *args: Any, **kwargs: Any) -> None:
+        if S.steps < 2:
+            S.recorder.event("checkpoint", sites.here(4), reentrant=kwargs.get("use_reentrant"))
+
+    before(module, "checkpoint", note)
+
+
+def arm() -> None:
+    from . import steps
+
+    start()
+    steps.at_step.append(tell_others)
+    on_import("torch.utils.checkpoint", _arm_checkpoint)
