@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness import briefs
 from harness.errors import UsageError, did_you_mean
 from harness.model import Header, Scenario
 from harness.settings import BY_KEY, HEADER_KEYS
@@ -33,18 +34,12 @@ class Block(NamedTuple):
 
 
 def scenario_dir() -> Path:
-    """`harness/_scenarios` in an installed wheel, `scenarios/` of the source tree otherwise."""
-    package = Path(__file__).resolve().parent
-    packaged = package / "_scenarios"
-    return packaged if packaged.is_dir() else package.parent / "scenarios"
+    return Path(briefs.scenario_dir())
 
 
 def names() -> list[str]:
     """Names of the built-in scenarios."""
-    folder = scenario_dir()
-    if not folder.is_dir():
-        return []
-    return sorted(n[:-3] for n in os.listdir(folder) if n.endswith(".py") and not n.startswith("_"))  # noqa: PTH208  (a third of iterdir's cost)
+    return briefs.names()
 
 
 def fault_files() -> dict[str, Path]:

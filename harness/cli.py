@@ -10,9 +10,12 @@ import argparse
 import os
 import sys
 from importlib import import_module
-from typing import Any, NoReturn
 
 from harness.errors import EXIT_INTERNAL, EXIT_SIGINT, EXIT_USAGE, UsageError, did_you_mean, nearest
+
+TYPE_CHECKING = False  # typing.TYPE_CHECKING without typing, which costs as much as argparse
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 DESCRIPTION = (
     "Says whether a distributed PyTorch training script, its launcher and this machine train correctly, fast enough and in bounded memory."
@@ -26,8 +29,33 @@ exit codes: 0 sane, 1 findings or a failed rank, 2 usage, 3 internal error, 4 co
 130/143 interrupted"""
 
 
+class Formatter(argparse.HelpFormatter):
+    """Asks the terminal for its width itself: argparse imports shutil for it, which costs as much as the rest of the help."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=min(_columns(), 120) - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Text with line ends of its own keeps them."""
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+def _columns() -> int:
+    try:
+        return int(os.environ["COLUMNS"])
+    except (KeyError, ValueError):
+        pass
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns if sys.__stdout__ else 80
+    except (OSError, ValueError):
+        return 80
+
+
 class Parser(argparse.ArgumentParser):
     """argparse whose errors are ours: one line, no usage dump."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": Formatter, **options})
 
     def error(self, message: str) -> NoReturn:
         verb = self.prog.split()[-1]
@@ -44,9 +72,7 @@ def top_parser(names: list[str]) -> tuple[Parser, dict[str, Parser]]:
     """The parser that knows the verbs in `names`, and the parser of each."""
     from harness import __version__
 
-    parser = Parser(
-        prog="harness", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="harness", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"harness {__version__}")
     sub = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
     for name in names:

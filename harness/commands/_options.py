@@ -5,9 +5,13 @@ Values stay text here: `settings` parses them, so that every source is refused i
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from typing import Any
+TYPE_CHECKING = False  # typing.TYPE_CHECKING without typing, which costs as much as argparse
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import Any
+
+KINDS = ("console", "json", "junit")
 
 # setting key -> (flags, metavar or None for a switch, help). Kept apart from settings.py, which `harness --help` must not import.
 SETTING_FLAGS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
@@ -44,3 +48,12 @@ def add_settings(parser: argparse.ArgumentParser, keys: Sequence[str] = tuple(SE
 def flags_of(args: argparse.Namespace) -> dict[str, Any]:
     """What was typed, by setting key."""
     return {key: value for key in (*SETTING_FLAGS, "format") if (value := getattr(args, key, None)) is not None}
+
+
+def add_format(parser: argparse.ArgumentParser, kinds: Sequence[str] = KINDS) -> None:
+    parser.add_argument(
+        "--format",
+        action="append",
+        metavar="KIND[=FILE]",
+        help=f"{', '.join(kinds)}; with =FILE into a file; may be repeated (default: console)",
+    )

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from harness.commands._options import KINDS
 from harness.errors import UsageError, did_you_mean
-
-KINDS = ("console", "json", "junit")
 
 
 class Target(NamedTuple):
     kind: str
     file: str | None  # None: standard output
-
-
-def add_format(parser: argparse.ArgumentParser, kinds: Sequence[str] = KINDS) -> None:
-    parser.add_argument(
-        "--format",
-        action="append",
-        metavar="KIND[=FILE]",
-        help=f"{', '.join(kinds)}; with =FILE into a file; may be repeated (default: console)",
-    )
 
 
 def targets(raw: Sequence[str] | None, verb: str, kinds: Sequence[str] = KINDS) -> list[Target]:

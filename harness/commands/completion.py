@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from harness.commands._options import add_format
 
-from harness.commands._output import add_format
+TYPE_CHECKING = False  # see _options
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Scenarios are asked for when TAB is pressed, so that a new one needs no new completion script.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from harness.commands._options import SETTING_FLAGS, add_format, add_settings, flags_of
 
-from harness.commands._options import SETTING_FLAGS, add_settings, flags_of
-from harness.commands._output import add_format, as_json, emit, targets
+TYPE_CHECKING = False  # see _options
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
 
 KINDS = ("console", "json")
 
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from harness import catalog
+    from harness.commands._output import as_json, emit, targets
     from harness.settings import SETTINGS, resolve
 
     header: dict[str, Any] = {}

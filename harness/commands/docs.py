@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import ast
-import textwrap
-from pathlib import Path
-from typing import Any
+TYPE_CHECKING = False  # see _options
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+    from typing import Any
 
 
 def add_parser(sub: Any) -> None:
@@ -16,6 +16,8 @@ def add_parser(sub: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
     pages = {**finding_pages(), **scenario_pages()}
     out = Path(args.out)
     if args.check:
@@ -80,6 +82,8 @@ def to_markdown(body: str) -> str:
 
 
 def _section(title: str, lines: list[str]) -> str:
+    import textwrap
+
     text = textwrap.dedent("\n".join(lines)).strip("\n")
     head = f"## {title}\n\n" if title else ""
     if title in CODE:
@@ -88,6 +92,9 @@ def _section(title: str, lines: list[str]) -> str:
 
 
 def scenario_pages() -> dict[str, str]:
+    import ast
+    from pathlib import Path
+
     from harness import catalog
 
     texts, rows = {}, []

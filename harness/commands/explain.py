@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from harness.commands._options import add_format
 
-from harness.commands._output import add_format, as_json, emit, targets
+TYPE_CHECKING = False  # see _options
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
 
 KINDS = ("console", "json")
 
@@ -22,6 +25,7 @@ def add_parser(sub: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from harness.commands._output import as_json, emit, targets
     from harness.commands._pages import all_pages
     from harness.planning import expand_codes
 

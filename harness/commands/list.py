@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from harness.commands._options import add_format
 
-from harness.commands._output import add_format, as_json, emit, targets
+TYPE_CHECKING = False  # see _options
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
 
 KINDS = ("console", "json")
 
@@ -20,31 +22,45 @@ def add_parser(sub: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from harness import catalog
-    from harness.errors import UsageError, did_you_mean
+    from harness import briefs
 
-    known = catalog.names()
-    chosen = known
-    if args.names:
-        from fnmatch import fnmatchcase
-
-        chosen = [n for n in known if any(fnmatchcase(n, pattern) for pattern in args.names)]
-        for pattern in args.names:
-            if not any(fnmatchcase(n, pattern) for n in known):
-                raise UsageError(f"no scenario is called {pattern!r}{did_you_mean(pattern, known, 'harness list shows all')}")
+    chosen = _chosen(args.names, briefs.names())
     if args.only_names:
         print("\n".join(chosen))
-        return 0
-    faults = catalog.fault_files()
-    rows = [(scenario, scenario.name in faults) for scenario in map(catalog.builtin, chosen)]
-    emit(targets(args.format, "list", KINDS), {"console": lambda: _table(rows), "json": lambda: as_json([_entry(*row) for row in rows])})
+    elif args.format is None:
+        print(_table([(name, *briefs.brief(name)) for name in chosen]))
+    else:
+        _emit(args.format, chosen)
     return 0
 
 
-def _table(rows: list[Any]) -> str:
-    width = max((len(scenario.name) for scenario, _ in rows), default=0)
-    lines = [f"{scenario.name:{width}}  {scenario.header.nproc or 2}x  {scenario.header.summary}" for scenario, _ in rows]
+def _chosen(patterns: list[str], known: list[str]) -> list[str]:
+    from harness.briefs import glob_match
+
+    for pattern in patterns:
+        if not any(glob_match(name, pattern) for name in known):
+            from harness.errors import UsageError, did_you_mean
+
+            raise UsageError(f"no scenario is called {pattern!r}{did_you_mean(pattern, known, 'harness list shows all')}")
+    return [name for name in known if not patterns or any(glob_match(name, pattern) for pattern in patterns)]
+
+
+def _table(rows: list[tuple[str, int, str]]) -> str:
+    width = max((len(name) for name, _, _ in rows), default=0)
+    lines = [f"{name:{width}}  {nproc}x  {summary}" for name, nproc, summary in rows]
     return "\n".join([*lines, "", "run one with: harness run NAME; your own script with: harness run ./train.py -- ITS ARGUMENTS"])
+
+
+def _emit(raw: list[str], chosen: list[str]) -> None:
+    from harness import briefs, catalog
+    from harness.commands._output import as_json, emit, targets
+
+    faults = catalog.fault_files()
+    render = {
+        "console": lambda: _table([(name, *briefs.brief(name)) for name in chosen]),
+        "json": lambda: as_json([_entry(catalog.builtin(name), name in faults) for name in chosen]),
+    }
+    emit(targets(raw, "list", KINDS), render)
 
 
 def _entry(scenario: Any, has_faults: bool) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from harness.commands._options import add_format
 
-from harness.commands._output import add_format, as_json, emit, targets
+TYPE_CHECKING = False  # see _options
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import Any
 
 
 def add_parser(sub: Any) -> None:
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from harness import replay, rundir
+    from harness.commands._output import as_json, emit, targets
     from harness.report import console, junit
     from harness.report import json as report_json
 
@@ -65,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _judging(recorded: Any, args: argparse.Namespace) -> Any:
+    from dataclasses import replace
+
     from harness import replay
     from harness.planning import expand_codes
     from harness.settings import BY_KEY, parse_value

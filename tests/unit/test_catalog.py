@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import catalog
+from harness import briefs, catalog
 from harness.errors import UsageError
 
 HEADER = """\
@@ -175,6 +175,11 @@ def test_every_builtin_scenario_has_a_valid_header_and_a_summary() -> None:
     for scenario in scenarios:
         assert scenario.header.summary, scenario.name
         assert Path(scenario.path).is_file()
+
+
+def test_the_brief_listing_agrees_with_the_real_parser() -> None:
+    for scenario in catalog.all_builtin():
+        assert briefs.brief(scenario.name) == (scenario.header.nproc or 2, scenario.header.summary), scenario.name
 
 
 def test_fault_files_lie_beside_scenarios() -> None:

@@ -85,12 +85,12 @@ def test_no_arguments_prints_help_and_is_a_usage_error(capsys: pytest.CaptureFix
 
 
 def test_an_internal_error_is_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from harness import catalog
+    from harness import briefs
 
     def broken() -> list[str]:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(catalog, "names", broken)
+    monkeypatch.setattr(briefs, "names", broken)
     assert cli.run_cli(["list"]) == 3
     assert "bug of harness" in capsys.readouterr().err
 
@@ -116,6 +116,18 @@ def test_the_light_paths_import_nothing_heavy(argv: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "HEAVY 0 []"
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["list"]])
+def test_help_and_list_import_little_of_the_standard_library_too(argv: list[str]) -> None:
+    """Each of these costs as much as argparse; together they would break the bar of 4x and 6x `python -c pass`."""
+    costly = ("dataclasses", "inspect", "tomllib", "pathlib", "typing", "shutil", "json", "subprocess", "difflib", "asyncio")
+    code = (
+        f"import sys; before = set(sys.modules); sys.path.insert(0, {str(ROOT)!r}); from harness.cli import run_cli;"
+        f"run_cli(sys.argv[1:]); print('COSTLY', [m for m in {costly!r} if m in sys.modules and m not in before])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "COSTLY []"
 
 
 def test_a_closed_pipe_is_no_error() -> None:

@@ -1,0 +1,129 @@
+"""What `harness run` does: plans and refuses, then a session, then the outputs. Apart from run.py, which `harness --help` imports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.commands._options import flags_of
+from harness.commands._output import Target, as_json, console_on_stdout, emit, targets, write_file
+from harness.errors import UsageError, first_by_precedence
+
+
+def run_scripts(args: argparse.Namespace) -> int:
+    from harness import catalog
+    from harness.planning import clean_environment
+    from harness.settings import resolve
+
+    if not args.scripts:
+        raise UsageError("no script named; give a scenario (harness list shows them), a path, or all")
+    cwd = Path.cwd()
+    stale = clean_environment(os.environ)
+    general = resolve(flags_of(args), os.environ, cwd)
+    wanted = targets(general["format"], "run")
+    scenarios = catalog.find(args.scripts, cwd)
+    script_args = args.script_args or []
+    if script_args and len(scenarios) > 1:
+        raise UsageError(f"arguments after -- go to one script, but {len(scenarios)} are named; run them one by one")
+    if general["launcher"] == "inline" and not console_on_stdout(wanted):
+        raise UsageError("--launcher inline gives standard output to the script; write the report into a file: --format json=FILE")
+    jobs = [_job(scenario, args, script_args, cwd, several=len(scenarios) > 1) for scenario in scenarios]
+    if args.dry_run:
+        return _dry_run(jobs, wanted)
+    return _run(jobs, wanted, cwd, stale)
+
+
+def _job(scenario: Any, args: argparse.Namespace, script_args: list[str], cwd: Path, *, several: bool) -> Any:
+    """(job, judging) of one script; every refusal happens here, before anything is started."""
+    from harness import catalog, replay
+    from harness.planning import expand_codes, make_job
+    from harness.settings import resolve
+    from harness.suppress import comments_in
+
+    flags = flags_of(args)
+    source = catalog.read_script(cwd / scenario.path)
+    header = catalog.parse_block(source, scenario.path).table
+    settled = resolve(flags, os.environ, cwd, header, f"header of {scenario.path}")
+    if several and settled["out"] is not None:
+        settled = settled.with_value("out", str(Path(settled["out"]) / scenario.name))
+    job = make_job(scenario, settled, script_args, cwd, os.environ)
+    known = replay.check_names() if settled["select"] or settled["ignore"] else {}
+    select = tuple(sorted(expand_codes(settled["select"], known, settled.origin("select"))))
+    ignore = {word: tuple(sorted(expand_codes([word], known, settled.origin("ignore")))) for word in settled["ignore"]}
+    return job, replay.Judging(select, ignore, settled["fail_on"], comments_in(source))
+
+
+def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str]) -> int:
+    from harness.launch import driver
+    from harness.report import console, live
+    from harness.session import Session
+    from harness.watch.view import View
+
+    for target in wanted:
+        if target.file is not None:
+            write_file(target, "")  # a place that cannot be written is refused before the run, not after it
+    on_stdout = console_on_stdout(wanted)
+    is_tty = sys.stdout.isatty()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
+    style = console.style_for(os.environ, is_tty)
+    screen = live.Live(sys.stdout if on_stdout else None, style, animate=live.animated(os.environ, is_tty), cwd=str(cwd))
+    if stale:
+        screen.note(f"left by another job and not passed on: {', '.join(stale)}")
+    session = Session(screen, driver.Supervisor(), driver.command, View, cwd)
+    results = session.run(jobs)
+    code = first_by_precedence([*(r.verdict.exit_code for r in results), *([session.interrupts.code] if session.interrupts.code else [])])
+    if len(results) > 1:
+        screen.block(console.closing([r.verdict for r in results], code, style))
+    _emit_files(results, wanted, code, cwd)
+    return code
+
+
+def _emit_files(results: list[Any], wanted: list[Target], code: int, cwd: Path) -> None:
+    from harness.report import json as report_json
+    from harness.report import junit
+
+    reports = [result.report for result in results]
+    rest = [t for t in wanted if t != Target("console", None)]
+    emit(
+        rest,
+        {
+            "console": lambda: "\n".join(result.plain_text for result in results),
+            "json": lambda: as_json(report_json.session(reports, code)),
+            "junit": lambda: junit.render(reports),
+        },
+    )
+
+
+def _dry_run(jobs: list[Any], wanted: list[Target]) -> int:
+    from harness.launch import driver
+
+    entries = []
+    for job, _ in jobs:
+        plan = job.plan
+        folder = Path(job.settings["out"] or Path(".harness") / f"STAMP-{plan.scenario.name}")
+        try:
+            argv, env = driver.command(plan, Path(plan.cwd) / folder)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        entries.append({"name": plan.scenario.name, "cwd": plan.cwd, "command": argv, "env": env, "script_args": list(plan.script_args)})
+    emit(wanted, {"console": lambda: _dry_text(entries), "json": lambda: as_json(entries), "junit": _no_junit})
+    return 0
+
+
+def _no_junit() -> str:
+    raise UsageError("--dry-run starts nothing, so there is no junit of it; take console or json")
+
+
+def _dry_text(entries: list[dict[str, Any]]) -> str:
+    import shlex
+
+    lines: list[str] = []
+    for entry in entries:
+        lines += [f"# {entry['name']}", f"cd {shlex.quote(entry['cwd'])}"]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(entry["env"].items())]
+        lines += [shlex.join(entry["command"]), ""]
+    return "\n".join(lines)
