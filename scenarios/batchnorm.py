@@ -17,18 +17,18 @@
 # ///
 """BatchNorm under DDP: every replica normalises by its own share of the batch, unless you say otherwise.
 
-What it proves: the ranks' sums, squares and counts combine exactly to the statistics of the global batch (this is what SyncBatchNorm does);
-averaged before evaluation, the running statistics are the same on all ranks; a net in eval mode leaves them alone. On GPUs the net is converted to SyncBatchNorm; torch has no CPU kernel for it, so there the scenario
-trains with plain BatchNorm and says so.
+What it proves: the ranks' sums, squares and counts combine exactly to the statistics of the global batch (this is what SyncBatchNorm
+does); averaged before evaluation, the running statistics are the same on all ranks; a net in eval mode leaves them alone. On GPUs the net
+is converted to SyncBatchNorm; torch has no CPU kernel for it, so there the scenario trains with plain BatchNorm and says so.
 
 How to run it bare:
     torchrun --standalone --nproc-per-node 2 batchnorm.py
     python batchnorm.py                                    a world of one, the same code
 
-What goes wrong in practice: running statistics differ by rank, so that the score depends on who evaluates and the checkpoint on who saves;
-`eval()` forgotten before the test (the test batch normalises itself and moves the statistics); `train()` forgotten after it (the net trains
-on frozen statistics); one rank in eval mode; a scale that is replaced after the optimizer was built; a share of two or three samples, whose
-variance is noise: then SyncBatchNorm or GroupNorm.
+What goes wrong in practice: running statistics differ by rank, so that the score depends on who evaluates and the checkpoint on who
+saves; `eval()` forgotten before the test (the test batch normalises itself and moves the statistics); `train()` forgotten after it (the
+net trains on frozen statistics); one rank in eval mode; a scale that is replaced after the optimizer was built; a share of two or three
+samples, whose variance is noise: then SyncBatchNorm or GroupNorm.
 """
 
 import argparse
@@ -85,7 +85,7 @@ class Net(nn.Module):
 
 
 def prove_statistics(data: TensorDataset, rank: int, world_size: int, device: torch.device) -> None:
-    """Sums, squares and counts add up over the ranks to the variance of the whole; the mean of the ranks' variances would be another one."""
+    """Sums, squares and counts add up over the ranks to the variance of the whole; the mean of the ranks' variances does not."""
     whole = data.tensors[0].double().to(device)
     share = whole[rank::world_size]
     sums = torch.stack([share.sum(0), share.square().sum(0), torch.full_like(share[0], len(share))])

@@ -17,17 +17,18 @@
 # ///
 """Gradient accumulation under DDP: a large batch in small pieces, synchronised once a step.
 
-What it proves: micro-batches whose losses are divided by the window's length leave the gradient of the whole batch, also in the last window
-of an epoch, which is shorter. Only the last micro-batch of a window synchronises; `no_sync` holds *forward and backward* of the others,
-because DDP decides in the forward pass whether the next backward will communicate.
+What it proves: micro-batches whose losses are divided by the window's length leave the gradient of the whole batch, also in the last
+window of an epoch, which is shorter. Only the last micro-batch of a window synchronises; `no_sync` holds *forward and backward* of the
+others, because DDP decides in the forward pass whether the next backward will communicate.
 
 How to run it bare:
     torchrun --standalone --nproc-per-node 2 gradient_accumulation.py
     python gradient_accumulation.py                        a world of one, the same code
 
-What goes wrong in practice: the loss is not divided (a learning rate A times too large); the short last window is divided by A all the same
-(too small a step, once an epoch) or dropped; `no_sync` is left out (correct, but A all-reduces a step), stands around `backward` only (the
-same), or covers the last micro-batch too, by an index that is off by one: then each rank steps on a gradient of its own, and they drift apart.
+What goes wrong in practice: the loss is not divided (a learning rate A times too large); the short last window is divided by A all the
+same (too small a step, once an epoch) or dropped; `no_sync` is left out (correct, but A all-reduces a step), stands around `backward`
+only (the same), or covers the last micro-batch too, by an index that is off by one: then each rank steps on a gradient of its own, and
+they drift apart.
 """
 
 import argparse
