@@ -25,11 +25,11 @@ CLOSE_S = 15.0
 def launch_command(plan: Plan, run_dir: Path) -> Command:
     """What the plan's launcher would start. ValueError where there is no such launcher, or it cannot run such a plan."""
     try:
-        launcher = importlib.import_module(f"harness.launch.{plan.launcher}")
-    except ModuleNotFoundError as error:
+        make = importlib.import_module(f"harness.launch.{plan.launcher}").LAUNCHER
+    except (ModuleNotFoundError, AttributeError) as error:
         raise ValueError(f"no launcher {plan.launcher!r}") from error
-    command: Command = launcher.command(plan, run_dir)
-    return command
+    launch: Command = make(plan, run_dir)
+    return launch
 
 
 def command(plan: Plan, run_dir: Path) -> tuple[list[str], dict[str, str]]:

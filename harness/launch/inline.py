@@ -23,3 +23,6 @@ def command(plan: Plan, run_dir: Path) -> Command:
     argv = [*shim(plan, run_dir, "rank_shim.py", "--foreground"), python_of(plan), "-u", script_path(plan), *plan.script_args]
     env = {**ALONE, "TORCHELASTIC_RUN_ID": plan.run_id, protocol.ENV_RUN_ID: plan.run_id}
     return Command(tuple(argv), {**env, ENV_RANK: json.dumps(rank_environment(plan, run_dir))}, plan.cwd, foreground=True)
+
+
+LAUNCHER = command

@@ -20,6 +20,9 @@ def command(plan: Plan, run_dir: Path) -> Command:
     return Command(tuple(argv), agent_environment(plan, run_dir), plan.cwd)
 
 
+LAUNCHER = command
+
+
 def agent_arguments(plan: Plan, run_dir: Path) -> list[str]:
     """torchrun's own options: loopback, a port that the system chooses, no restart, nothing left in /tmp."""
     return [

@@ -27,3 +27,6 @@ def command(plan: Plan, run_dir: Path) -> Command:
     warmth = Warmth(plan.nproc, preload.modules(script), str(script.resolve().parent), python_of(plan), dict(plan.env))
     argv = (*shim(plan, run_dir, "warm_client.py", "--agent"), *agent)
     return Command(argv, agent_environment(plan, run_dir), plan.cwd, warmth=warmth, fallback=cold)
+
+
+LAUNCHER = command

@@ -92,9 +92,7 @@ def _take_environment(task: Task) -> None:
     sys.orig_argv = [sys.executable, "-u", *task.argv]
     if "RANK" not in task.env:  # torchrun's agent: its script stands in our folder, which nobody imports from
         return
-    folder = os.path.dirname(os.path.realpath(task.argv[0]))  # noqa: PTH120
-    inject = [entry for entry in task.env.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in sys.path]
-    sys.path[:0] = [folder, *inject]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(task.argv[0])))  # noqa: PTH120
 
 
 def _reseed() -> None:

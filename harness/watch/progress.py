@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,7 @@ class Watch:
     def __init__(self, run_dir: Path, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._plan, self._clock = Pages(run_dir), plan, clock
         self._moved_at = clock()
-        self._state: dict[str, object] = {}
+        self._state: Mapping[str, object] = {}
         self._cpu_s: dict[int, float] = {}  # of each process when something last moved
         self._paces: deque[float] = deque(maxlen=MAX_PACES)  # seconds a step, one for each poll that saw steps
         self._stepped: tuple[float, int] | None = None  # when the furthest process last stepped, and how far it was
