@@ -175,9 +175,9 @@ def suspects(folder: Path, plan: Plan, judging: Judging, cores: int) -> Sequence
     return judge(read_run(folder, plan, Ending(reason="running"), cores, live=True), judging).findings
 
 
-def recover(folder: Folder, judging: Judging) -> tuple[Run, Verdict]:
-    """Judge a folder again from its recordings."""
-    ending = recorded_ending(folder.path)
+def recover(folder: Folder, judging: Judging, *, alive: bool = False) -> tuple[Run, Verdict]:
+    """Judge a folder again from its recordings. `alive`: the run still goes on, so what lies there is no ending."""
+    ending = Ending(reason="running") if alive else recorded_ending(folder.path)
     run = read_run(folder.path, folder.plan, ending, folder.num_cores)
     code = folder.report.get("exit_code")
     interrupted = code if code in (errors.EXIT_SIGINT, errors.EXIT_SIGTERM) else None

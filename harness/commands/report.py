@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     folder = replay.open_folder(rundir.locate(args.run, cwd))
     judging = _judging(folder.judging, args)
     alive = _still_running(folder)
-    result, verdict = replay.recover(folder, judging)
+    result, verdict = replay.recover(folder, judging, alive=alive)
     status = folder.status if folder.status not in ("", "running") else "running" if alive else "recovered"
     document = report_json.finished(result, verdict, folder.command, int(folder.report.get("started_ns") or 0), status)
     if status == "recovered" and folder.status != "recovered":

@@ -279,7 +279,7 @@ def render(run: Run, verdict: Verdict, folder: Path, cwd: str, style: Style) -> 
     ordered = sorted(verdict.findings, key=lambda f: -f.severity)
     blocks += [finding_lines(f, style, cwd) for f in ordered]
     if run.num_steps:
-        blocks.append(table_lines([figures.rank_figures(i, r) for i, r in enumerate(run.ranks)], style))
+        blocks.append(table_lines(figures.table(run), style))
     shown = shown_path(str(folder), cwd)
     last = [facts_line(run), *summary_lines(verdict, run)]
     blocks.append(last)

@@ -26,6 +26,7 @@ class _Picked(NamedTuple):
     loss: float
     wall_s: float
     data_s: float
+    probe_s: float
     rss_bytes: int
     cuda_alloc_bytes: int
     cuda_reserved_bytes: int
@@ -60,6 +61,7 @@ class RankFigures:
     step_p95_s: float | None = None
     samples_per_s: float | None = None
     data_share: float | None = None
+    probe_share: float | None = None
     num_timed: int = 0
 
 
@@ -87,8 +89,17 @@ def rank_figures(rank: int, recording: Recording | None) -> RankFigures:
         step_p95_s=percentile(walls, 95) if enough else None,
         samples_per_s=num_samples / total_s if enough and num_samples else None,
         data_share=sum(row.data_s for row in timed) / total_s if enough else None,
+        probe_share=sum(row.probe_s for row in timed) / total_s if enough else None,
         num_timed=len(walls),
     )
+
+
+def table(run: Run) -> list[RankFigures]:
+    """One line a rank; kept with the run, because summary, report and console each ask for it (1.5 s for 1,024 ranks)."""
+    kept: list[RankFigures] | None = run.__dict__.get("_rank_figures")
+    if kept is None:
+        kept = run.__dict__["_rank_figures"] = [rank_figures(rank, recording) for rank, recording in enumerate(run.ranks)]
+    return kept
 
 
 def _after_warm_up(rows: Sequence[_Picked]) -> Sequence[_Picked]:
@@ -110,13 +121,13 @@ def _peak(values: Any) -> int | None:
 
 def summarise(run: Run) -> dict[str, Any]:
     """What report.json holds under "summary" and "ranks"."""
-    ranks = [rank_figures(rank, recording) for rank, recording in enumerate(run.ranks)]
+    ranks = table(run)
     return {
         "num_steps": run.num_steps,
         "loss": _loss(ranks),
         "memory": _memory(ranks),
         "throughput": _throughput(ranks, run),
-        "probe": _probe(run),
+        "probe": {"share": max((r.probe_share for r in ranks if r.probe_share is not None), default=None)},
     }
 
 
@@ -164,24 +175,10 @@ def _scaling(total: float | None, run: Run) -> dict[str, Any]:
     """Speed against the reference run; the reader must know the cores: N ranks on fewer cores cannot be N times as fast."""
     if run.reference is None or total is None:
         return {"speedup": None, "reference_samples_per_s": None}
-    rates = [rank_figures(i, r).samples_per_s for i, r in enumerate(run.reference.ranks)]
+    rates = [r.samples_per_s for r in table(run.reference)]
     known = [rate for rate in rates if rate is not None]
     reference = sum(known) if known else None
     return {"speedup": total / reference if reference else None, "reference_samples_per_s": reference}
-
-
-def _probe(run: Run) -> dict[str, Any]:
-    """What the probe itself cost: its share of the steps' wall time, the worst rank's."""
-    offset, fmt = protocol.NUMBER_OFFSET["probe_s"]
-    wall_offset, wall_fmt = protocol.NUMBER_OFFSET["wall_s"]
-    worst: float | None = None
-    for recording in run.present:
-        starts = range(0, recording.num_rows * protocol.ROW.size, protocol.ROW.size)
-        wall_s = sum(wall_fmt.unpack_from(recording.rows, at + wall_offset)[0] for at in starts)
-        probe_s = sum(fmt.unpack_from(recording.rows, at + offset)[0] for at in starts)
-        if wall_s > 0 and math.isfinite(wall_s) and math.isfinite(probe_s):
-            worst = max(worst or 0.0, probe_s / wall_s)
-    return {"share": worst}
 
 
 def versions(run: Run) -> dict[str, Any]:

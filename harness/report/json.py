@@ -30,7 +30,7 @@ def running(plan: Plan, command: Sequence[str], started_ns: int) -> dict[str, An
 def finished(run: Run, verdict: Verdict, command: Sequence[str], started_ns: int, status: str = "done") -> dict[str, Any]:
     """The whole report. `status`: done, or recovered (judged from what a killed controller left)."""
     exits = {e.rank: e for e in verdict.ending.exits}
-    ranks = [figures.rank_figures(rank, recording) for rank, recording in enumerate(run.ranks)]
+    ranks = figures.table(run)
     document = {
         **_head(verdict.plan, status),
         "started_ns": started_ns,
