@@ -68,7 +68,8 @@ class Interrupts:
 
     @contextmanager
     def caught(self) -> Iterator[Interrupts]:
-        previous = {number: signal.signal(number, self._on_signal) for number in SIGNAL_CODES}
+        heard = [number for number in SIGNAL_CODES if signal.getsignal(number) is not signal.SIG_IGN]  # nohup, and shells' background jobs
+        previous = {number: signal.signal(number, self._on_signal) for number in heard}
         try:
             yield self
         finally:

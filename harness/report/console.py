@@ -142,6 +142,8 @@ def summary_lines(verdict: Verdict, run: Run) -> list[str]:
     lines = [("loss", f"none seen in {count(steps, 'step')}")]
     if loss.get("first") is not None:
         lines = [("loss", f"{number(loss['first'])} -> {number(loss['last'])} over {count(steps, 'step')} (mean over ranks)")]
+        if loss.get("reference_last") is not None:
+            lines = [("loss", f"{lines[0][1]}; the reference ends at {number(loss['reference_last'])}")]
     lines += [("memory", _memory_line(memory)), ("throughput", _speed_line(speed, run))]
     return [f"{name:12}{value}" for name, value in lines]
 

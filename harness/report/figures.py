@@ -124,18 +124,21 @@ def summarise(run: Run) -> dict[str, Any]:
     ranks = table(run)
     return {
         "num_steps": run.num_steps,
-        "loss": _loss(ranks),
+        "loss": _loss(ranks, run),
         "memory": _memory(ranks),
         "throughput": _throughput(ranks, run),
         "probe": {"share": max((r.probe_share for r in ranks if r.probe_share is not None), default=None)},
     }
 
 
-def _loss(ranks: Sequence[RankFigures]) -> dict[str, Any]:
+def _loss(ranks: Sequence[RankFigures], run: Run) -> dict[str, Any]:
     """Means over the ranks that have one: each rank's loss is that of its own shard."""
-    first = [r.first_loss for r in ranks if r.first_loss is not None]
-    last = [r.last_loss for r in ranks if r.last_loss is not None]
-    return {"first": _mean(first), "last": _mean(last)}
+    reference = table(run.reference) if run.reference is not None else []
+    return {
+        "first": _mean([r.first_loss for r in ranks if r.first_loss is not None]),
+        "last": _mean([r.last_loss for r in ranks if r.last_loss is not None]),
+        "reference_last": _mean([r.last_loss for r in reference if r.last_loss is not None]),
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:

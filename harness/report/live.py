@@ -5,6 +5,8 @@ Writing may fail at any time (the terminal is closed, the reader of the pipe lea
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -125,10 +127,19 @@ class Live:
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            self._stream = None  # nobody reads any more
+            _abandon(self._stream)
+            self._stream = None
 
     def end(self) -> None:
         self._erase()
+
+
+def _abandon(stream: TextIO) -> None:
+    """Nobody reads any more. What is still buffered goes nowhere, or Python would fail on it at its end, with an exit code of its own."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 def animated(environ: Mapping[str, str], is_tty: bool) -> bool:

@@ -36,7 +36,7 @@ def test_nothing_measured_is_none_and_not_zero() -> None:
     assert (found.num_steps, found.last_loss, found.peak_rss_bytes, found.step_p50_s, found.samples_per_s) == (0, None, None, None, None)
     assert not rank_figures(3, None).reported
     summary = summarise(make_run([]))
-    assert summary["loss"] == {"first": None, "last": None}
+    assert summary["loss"] == {"first": None, "last": None, "reference_last": None}
     assert summary["memory"]["peak_rss_bytes"] is None
     assert summary["throughput"]["samples_per_s"] is None
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from controller_samples import FINDING, make_plan
 from harness.report import live
 from harness.report.console import Style
 from harness.report.live import Live, Tail, animated
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_tail_gives_whole_lines_once(tmp_path: Path) -> None:
@@ -85,6 +89,23 @@ def test_a_reader_that_leaves_does_not_end_the_run() -> None:
     screen.progress("step 1", 1.0)
     screen.suspect(FINDING)
     screen.end()
+
+
+def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
+    code = (
+        "import sys; from harness.report.live import Live; from harness.report.console import Style\n"
+        "screen = Live(sys.stdout, Style())\n"
+        "for i in range(10000): screen.note('x' * 80)\n"
+        "sys.exit(7)"
+    )
+    done = subprocess.run(
+        ["bash", "-c", 'set -o pipefail; "$0" -c "$1" | head -1', sys.executable, code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 def test_suspects_are_marked_as_provisional() -> None:

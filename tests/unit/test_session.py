@@ -177,6 +177,21 @@ def test_a_signal_stops_the_run_and_the_report_says_so(number: signal.Signals, c
     assert signal.getsignal(number) is before
 
 
+def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
+    """nohup ignores SIGHUP for us; a run in the background of a shell ignores Ctrl-C."""
+
+    def at(count: int) -> None:
+        if count == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert Desk(tmp_path, on_poll=at).run().verdict.exit_code == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_reference_run_goes_the_same_way_into_its_own_folder(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     result = desk.run(scenario=Scenario("train", "train.py", HEADER))
