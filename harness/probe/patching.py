@@ -37,7 +37,7 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
 
     Wrappers stack: two sensors may look at one function. dynamo is told not to trace into the wrapper: it breaks the graph there, as it does at the functions that we wrap.
     """
-    original = owner.__dict__.get(name) if isinstance(owner, type) else getattr(owner, name, None)
+    original = owner.__dict__.get(name, getattr(owner, name, None)) if isinstance(owner, type) else getattr(owner, name, None)
     if original is None:
         return False
     static = isinstance(original, staticmethod)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import passes
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -34,7 +35,10 @@ class MeanOfMeans(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
-        uneven, seen, example = 0, 0, []
+        if not all(len(p.indices) == p.num_samples for p in passes.all_passes(run) if p.complete):
+            raise NotApplicable("the first dimension of the batches is not the number of samples")
+        uneven, seen = 0, 0
+        example: list[int] = []
         for step in run.steps():
             sizes = step.number("num_samples")
             if step.complete and all(sizes) and len(set(step.number("num_batches"))) == 1:
