@@ -18,7 +18,7 @@ from harness.record import Run
 from harness.report import figures
 from harness.report.failure import failure_lines
 from harness.report.figures import RankFigures
-from harness.report.text import clean, count, duration, number, one_line, ranks_phrase, rate, share, size, source_line
+from harness.report.text import clean, count, duration, gist, number, one_line, ranks_phrase, rate, share, size, source_line
 from harness.report.verdict import word_of
 
 WIDTH = 118
@@ -183,7 +183,7 @@ def not_judged_lines(verdict: Verdict, style: Style) -> list[str]:
         groups: dict[str, list[str]] = {}
         for outcome in verdict.outcomes:
             if outcome.kind is kind:
-                groups.setdefault(one_line(outcome.reason, 200) or "no reason given", []).append(outcome.code)
+                groups.setdefault(gist(outcome.reason, 200) or "no reason given", []).append(outcome.code)
         if groups:
             lines.append(style.paint(f"{title}:", "dim"))
             for reason, codes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
@@ -235,7 +235,7 @@ def _how_failed(verdict: Verdict) -> str:
 
 
 def _launcher_error(verdict: Verdict) -> str:
-    return f": {one_line(verdict.ending.launcher_error, 300)}" if verdict.ending.launcher_error else ""
+    return f": {gist(verdict.ending.launcher_error)}" if verdict.ending.launcher_error else ""
 
 
 def _why_nothing(verdict: Verdict) -> str:

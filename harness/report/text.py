@@ -31,6 +31,12 @@ def one_line(text: str, most: int = MAX_LINE) -> str:
     return line if len(line) <= most else line[: most - 3] + "..."
 
 
+def gist(text: str, most: int = 300) -> str:
+    """A traceback in one line: what it begins with, and the exception at its end."""
+    lines = [line for line in clean(text).splitlines() if line.strip()]
+    return one_line(": ".join(dict.fromkeys([lines[0], lines[-1]])), most) if lines else ""
+
+
 def source_line(text: str) -> str:
     """A line of code: tabs become blanks, indentation goes."""
     return one_line(clean(text).expandtabs(4).strip(), 200)

@@ -164,9 +164,11 @@ def test_how_a_run_failed(ending: Ending, words: str) -> None:
 
 
 def test_could_not_launch_quotes_the_launcher() -> None:
-    run = make_run([], ending=Ending("launch-failed", started=False, launcher_error="no such\nfile"))
+    run = make_run(
+        [], ending=Ending("launch-failed", started=False, launcher_error="the launcher ended\nTraceback\n  File x\nOSError: no such file")
+    )
     line = console.verdict_line(verdict_of(run, 4), PLAIN)
-    assert "could not launch; no line of the script ran: no such file, exit code 4" in line
+    assert "could not launch; no line of the script ran: the launcher ended: OSError: no such file, exit code 4" in line
 
 
 def test_unused_suppressions_are_reported() -> None:
