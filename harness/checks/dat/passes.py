@@ -1,9 +1,10 @@
-"""Passes over data loaders as the checks see them: the "pass" event joined with the "loader" event that opened it."""
+"""Passes over data loaders as the checks see them: the "pass" event joined with the "loader" event that opened it, aligned over the ranks."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from harness.checks.base import NotApplicable
 from harness.model import Where
-from harness.record import Event, Run
+from harness.record import Event, Recording, Run, where_of
 
 MAX_UNPACKED_BYTES = 4 * 65_536 + 1024
+RANDOM_SAMPLERS = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
 
 
 def unpack(text: Any) -> tuple[int, ...]:
@@ -29,50 +32,102 @@ def unpack(text: Any) -> tuple[int, ...]:
     return struct.unpack(f"<{num}I", blob[: 4 * num])
 
 
+def number(value: Any, default: int = 0) -> int:
+    """An integer of a recording, or the default for anything else."""
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value else default
+
+
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one rank over one loader."""
+    """One pass of one rank over one loader. `closed` is None where the process ended inside it without a word."""
 
     rank: int
     opened: Event
-    closed: Event
+    closed: Event | None
+    drawn_at_least: int = 0  # batches of the steps taken while it was open; for a pass that was never closed
+
+    def _field(self, key: str) -> Any:
+        return None if self.closed is None else self.closed[key]
 
     @property
     def loader(self) -> int:
-        return int(self.closed["loader"] or 0)
+        return number(self.opened["loader"])
 
     @property
     def where(self) -> Where | None:
-        return self.closed.where
+        """The statement that iterates."""
+        return self.opened.where
+
+    @property
+    def made(self) -> Where | None:
+        """The statement that made the loader."""
+        return where_of(self.opened["made"]) or self.where
+
+    @property
+    def made_sampler(self) -> Where | None:
+        return where_of(self.opened["made_sampler"]) or self.made
+
+    @property
+    def made_dataset(self) -> Where | None:
+        return where_of(self.opened["made_dataset"]) or self.made
 
     @property
     def order(self) -> int:
-        return int(self.closed["order"] or 0)
+        return number(self._field("order"))
+
+    @property
+    def content(self) -> int:
+        return number(self._field("content"))
 
     @property
     def num_samples(self) -> int:
-        return int(self.closed["num_samples"] or 0)
+        return number(self._field("num_samples"))
 
     @property
     def num_batches(self) -> int:
-        return int(self.closed["num_batches"] or 0)
+        return self.drawn_at_least if self.closed is None else number(self.closed["num_batches"])
+
+    @property
+    def planned(self) -> int:
+        """len(loader), as it was opened; 0 where it has none."""
+        return number(self.opened["planned"])
+
+    @property
+    def steps(self) -> int:
+        return number(self._field("steps"))
 
     @property
     def complete(self) -> bool:
-        return bool(self.closed["complete"])
+        return bool(self._field("complete"))
+
+    @property
+    def exhausted(self) -> bool:
+        """It ran to the end of its loader, or (islice, zip) took all batches of it."""
+        return self.complete or (self.closed is not None and 0 < self.planned <= self.num_batches)
 
     @property
     def trains(self) -> bool:
         """A backward ran while it was open."""
-        return bool(self.closed["backwards"])
+        return bool(self._field("backwards")) if self.closed is not None else self.drawn_at_least > 0
+
+    @property
+    def evaluates(self) -> bool:
+        """No backward, and either no gradients or a model in eval mode: a measurement, not a look at the data."""
+        return self.closed is not None and not self.trains and self.num_batches > 0 and (not self.closed["grad"] or not self.closed["training"])
 
     @cached_property
     def indices(self) -> tuple[int, ...]:
-        return unpack(self.closed["indices"])
+        """Sample indices of the batches that were handed out (workers fetch ahead)."""
+        found = unpack(self._field("indices"))
+        return found if self.complete or not self.num_samples else found[: self.num_samples]
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        return unpack(self.closed["rows"])
+        return unpack(self._field("rows"))
+
+    @cached_property
+    def labels(self) -> tuple[int, ...]:
+        return unpack(self._field("labels"))
 
     @property
     def distributed(self) -> Mapping[str, Any] | None:
@@ -80,31 +135,90 @@ class Pass:
         return found if isinstance(found, Mapping) else None
 
     @property
+    def subset(self) -> Mapping[str, Any] | None:
+        found = self.opened["subset"]
+        return found if isinstance(found, Mapping) else None
+
+    @property
+    def dataset_len(self) -> int:
+        return number(self.opened["dataset_len"], -1)
+
+    @property
+    def iterable(self) -> bool:
+        return bool(self.opened["iterable"])
+
+    @property
+    def custom(self) -> bool:
+        """The sampler or batch sampler is the script's own."""
+        return bool(self.opened["custom_batch_sampler"]) or bool(self.opened["custom_sampler"])
+
+    @property
     def shuffles(self) -> bool:
         """Whether the sampler draws a random order: DistributedSampler(shuffle=True) or RandomSampler and the like."""
         if self.distributed is not None:
             return bool(self.distributed.get("shuffle"))
-        return self.opened["sampler"] in ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
+        return self.opened["sampler"] in RANDOM_SAMPLERS
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Which statement iterates which loader: the same on all ranks, however often loaders are made anew."""
+        at, made = self.where, where_of(self.opened["made"])
+        return (os.path.basename(at.file) if at else "", at.line if at else 0, made.line if made else 0)
+
+
+def of_recording(rank: int, recording: Recording) -> list[Pass]:
+    """Passes of one process, in order."""
+    closed = {e["loop"]: e for e in recording.of("pass")}
+    found = []
+    for opened in recording.of("loader"):
+        end = closed.get(opened["loop"])
+        found.append(Pass(rank, opened, end, 0 if end is not None else _drawn_since(recording, opened.t_ns)))
+    return found
+
+
+def _drawn_since(recording: Recording, t_ns: int) -> int:
+    return sum(row.num_batches for row in recording.all_rows() if row.t_ns > t_ns)
 
 
 def all_passes(run: Run) -> list[Pass]:
-    """Every pass that ended or was cut off, in order, rank by rank."""
-    found: list[Pass] = []
-    for rank, recording in enumerate(run.ranks):
-        if recording is None:
-            continue
-        opened = {e["loop"]: e for e in recording.of("loader")}
-        found.extend(Pass(rank, opened[e["loop"]], e) for e in recording.of("pass") if e["loop"] in opened)
+    """Every pass, closed or not, in order, rank by rank. Read once a judgement."""
+    found = run.__dict__.get("_passes")
+    if not isinstance(found, list):
+        found = [p for rank, recording in enumerate(run.ranks) if recording is not None for p in of_recording(rank, recording)]
+        run.__dict__["_passes"] = found
     return found
 
 
 def training(run: Run) -> list[Pass]:
-    return [p for p in all_passes(run) if p.trains]
+    """Closed passes in which a backward ran."""
+    return [p for p in all_passes(run) if p.closed is not None and p.trains]
 
 
-def by_loader(passes: Sequence[Pass]) -> list[list[Pass]]:
-    """Passes of one rank over one loader, in order."""
-    groups: dict[tuple[int, int], list[Pass]] = {}
+def evaluating(run: Run) -> list[Pass]:
+    return [p for p in all_passes(run) if p.evaluates]
+
+
+def by_key(passes: Sequence[Pass]) -> list[list[Pass]]:
+    """Passes of one rank by one statement over loaders made by one statement, in order."""
+    groups: dict[tuple[Any, ...], list[Pass]] = {}
     for one in passes:
-        groups.setdefault((one.rank, one.loader), []).append(one)
+        groups.setdefault((one.rank, *one.key), []).append(one)
     return list(groups.values())
+
+
+def aligned(run: Run, passes: Sequence[Pass]) -> list[list[Pass]]:
+    """The n-th pass of one statement on every rank, one list each, ordered by rank; only those that all ranks have."""
+    tables: dict[tuple[Any, ...], dict[int, Pass]] = {}
+    for group in by_key(passes):
+        for nth, one in enumerate(group):
+            tables.setdefault((*one.key, nth), {})[one.rank] = one
+    wanted = [rank for rank, recording in enumerate(run.ranks) if recording is not None]
+    return [[table[rank] for rank in wanted] for table in tables.values() if len(table) == len(wanted) > 1]
+
+
+def several_ranks(run: Run) -> None:
+    """NotApplicable unless at least two ranks reported."""
+    if run.world_size < 2:
+        raise NotApplicable("one process: nothing to compare with")
+    if len(run.present) < 2:
+        raise NotApplicable("fewer than two ranks reported")

@@ -1,31 +1,42 @@
 """What the data loaders drew. The iterator's class is patched, never an iterator: keeping one alive makes loaders with workers hang.
 
-Event "loader" (each `iter(loader)`): loop, loader (order of construction), what `describe` says of sampler, dataset, workers.
+Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_dataset, made_generator (sites), base_seed (of the
+workers), what `datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
-uint32, at most 65,536), rows (the same of a digest a sample), labels, batch_sizes [first, smallest, last], backwards, collectives, steps, complete, grad (grad
-mode on), training (a wrapped or trained module was in train mode), data_s.
-Event "dataset": loop, attributes {name: [ordered digest, sorted digest, length]} of what the dataset keeps in sequences.
+uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first, smallest, last],
+backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode), data_s, worker_random
+([torch, python, numpy, own] generators moved in a worker), own [before, after] (states of the dataset's own generators), switch (see layers.py).
+Event "dataset": loop, attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences.
+Event "loop" (first time a statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`.
+Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
 
 from __future__ import annotations
 
-import base64
-import struct
+import mmap
+import random
+import sys
 import time
 import weakref
-import zlib
 from typing import Any
 
-from .. import digests, sites
+from .. import datasets, digests, origins, sites
 from ..arm import at_close
-from ..patching import quiet, wrap
+from ..datasets import pack
+from ..patching import before, quiet, wrap
 from ..state import S, mix
+from . import layers, rng
 
-MAX_KEPT = 65_536
+MAX_KEPT = datasets.MAX_KEPT
+MAX_KEPT_IN_ALL = 500_000  # sample digests of a process: 2.7 MB of recording; later passes keep their first 256
 _loader_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_pages: weakref.WeakKeyDictionary[Any, mmap.mmap] = weakref.WeakKeyDictionary()
+_page: list[mmap.mmap | None] = [None]  # of the loader whose workers are being started: they inherit it
 _loops = [0]
+_kept = [0]
 _passes: dict[int, Pass] = {}  # id of iterator -> its open pass
 _told_datasets: set[int] = set()
+_told_loops: set[tuple[str, int]] = set()
 
 
 class Pass:
@@ -38,7 +49,7 @@ class Pass:
         self.site = site
         self.iterator = weakref.ref(iterator, lambda _r, key=id(iterator): _dropped(key))
         self.indices: list[int] = []
-        self.order = 0
+        self.order = self.content = 0
         self.rows: list[int] = []
         self.labels: list[int] = []
         self.sizes = [0, 1 << 60, 0]
@@ -47,23 +58,26 @@ class Pass:
         self.grad = self.training = False
         self.data_s = 0.0
         self.last_batch = 0
+        self.room = MAX_KEPT if _kept[0] < MAX_KEPT_IN_ALL else 256
+        self.page = _pages.get(loader)
+        self.dataset = weakref.ref(loader.dataset) if hasattr(type(loader.dataset), "__weakref__") else None
+        self.own = datasets.own_generators(loader.dataset)
+        self.body = layers.Body()
 
     def finish(self, complete: bool) -> None:
         if self not in S.loops:
             return
         S.loops.remove(self)
+        _kept[0] += len(self.indices) + len(self.rows) + len(self.labels)
+        dataset = self.dataset() if self.dataset is not None else None
         S.recorder.event(
             "pass", self.site, loop=self.loop, loader=self.loader, num_batches=self.num_batches, num_samples=self.num_samples, order=self.order,
-            indices=_pack(self.indices), rows=_pack(self.rows), labels=_pack(self.labels), batch_sizes=self.sizes, backwards=self.backwards,
-            collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad, training=self.training,
-            data_s=round(self.data_s, 6),
+            indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), content=self.content, batch_sizes=self.sizes,
+            backwards=self.backwards, collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
+            training=self.training, data_s=round(self.data_s, 6), worker_random=list(self.page[:4]) if self.page is not None else None,
+            own=[self.own, datasets.own_generators(dataset)] if self.own and dataset is not None else None,
+            switch=self.body.told() if not self.backwards else None,
         )  # fmt: skip
-
-
-def _pack(values: list[int]) -> str:
-    if not values:
-        return ""
-    return base64.b64encode(zlib.compress(struct.pack(f"<{len(values)}I", *(v & 0xFFFFFFFF for v in values)), 1)).decode()
 
 
 def _dropped(key: int) -> None:
@@ -72,97 +86,25 @@ def _dropped(key: int) -> None:
         quiet(found.finish)(False)
 
 
-def describe(loader: Any) -> dict[str, Any]:
-    """Sampler, dataset and workers of a loader, as plain values."""
-    sampler = getattr(loader, "sampler", None)
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    inner = getattr(batch_sampler, "sampler", None)
-    chain = [sampler, inner]
-    distributed = next((s for s in chain if s is not None and hasattr(s, "num_replicas") and hasattr(s, "rank")), None)
-    dataset = loader.dataset
-    told: dict[str, Any] = {
-        "sampler": type(sampler).__name__,
-        "batch_sampler": type(batch_sampler).__name__,
-        "custom_batch_sampler": batch_sampler is not None and not type(batch_sampler).__module__.startswith("torch."),
-        "custom_sampler": sampler is not None and not type(sampler).__module__.startswith("torch."),
-        "dataset": type(dataset).__name__,
-        "dataset_len": _length(dataset),
-        "iterable": _is_iterable(dataset),
-        "subset": _subset(dataset),
-        "num_workers": int(loader.num_workers),
-        "persistent": bool(getattr(loader, "persistent_workers", False)),
-        "batch_size": loader.batch_size if isinstance(loader.batch_size, int) else None,
-        "drop_last": bool(getattr(loader, "drop_last", False)),
-        "replacement": bool(getattr(sampler, "replacement", False)),
-        "generator_seed": _seed(getattr(sampler, "generator", None) or getattr(loader, "generator", None)),
-    }
-    if distributed is not None:
-        told["distributed"] = {
-            "kind": type(distributed).__name__,
-            **{k: getattr(distributed, k, None) for k in ("num_replicas", "rank", "epoch", "seed", "shuffle", "drop_last", "total_size", "num_samples")},
-            "dataset_len": _length(getattr(distributed, "dataset", None)),
-        }
-    return told
-
-
-def _length(thing: Any) -> int:
-    try:
-        return len(thing) if type(thing).__len__ is not None else -1  # type: ignore[attr-defined]
-    except (TypeError, AttributeError, NotImplementedError):
-        return -1
-
-
-def _is_iterable(dataset: Any) -> bool:
-    from torch.utils.data import IterableDataset
-
-    return isinstance(dataset, IterableDataset)
-
-
-def _subset(dataset: Any) -> dict[str, Any] | None:
-    indices = getattr(dataset, "indices", None)
-    if type(dataset).__name__ != "Subset" or not isinstance(indices, (list, tuple, range)):
-        return None
-    head = list(indices[:MAX_KEPT])
-    try:
-        return {"num": len(indices), "order": zlib.crc32(repr(head).encode()), "set": zlib.crc32(repr(sorted(head)).encode()),
-                "of": _length(dataset.dataset), "indices": _pack([int(i) for i in head[:8192]])}  # fmt: skip
-    except TypeError:
-        return None
-
-
-def _seed(generator: Any) -> int | None:
-    return int(generator.initial_seed()) if generator is not None and hasattr(generator, "initial_seed") else None
-
-
-def _fingerprint(dataset: Any, depth: int = 0) -> dict[str, list[int]]:
-    """Sequences that the dataset keeps: digest in order, digest of the sorted elements, length. Reads attributes, calls nothing of it."""
-    found: dict[str, list[int]] = {}
-    if depth > 2 or not hasattr(dataset, "__dict__"):
-        return found
-    for name, value in list(vars(dataset).items())[:40]:
-        if isinstance(value, (list, tuple)) and 1 < len(value) <= 200_000 and isinstance(value[0], (str, int, float, tuple, bytes)):
-            texts = [repr(v)[:200] for v in value[:20_000]]
-            found[name] = [zlib.crc32("\n".join(texts).encode()), zlib.crc32("\n".join(sorted(texts)).encode()), len(value)]
-        elif hasattr(value, "__dict__") and type(value).__module__ != "builtins" and not hasattr(value, "parameters"):
-            for key, entry in _fingerprint(value, depth + 1).items():
-                found[f"{name}.{key}"] = entry
-    return found
-
-
 @quiet
-def _opened(iterator: Any, loader: Any, site: sites.Site) -> None:
+def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site]) -> None:
     one = Pass(iterator, loader, site)
     for other in [p for p in S.loops if p.loader == one.loader]:
         other.finish(False)
     _passes[id(iterator)] = one
     S.loops.append(one)
-    S.recorder.event("loader", site, loop=one.loop, loader=one.loader, made=_made.get(id(loader)), **describe(loader))
+    base_seed = getattr(iterator, "_base_seed", None) if loader.num_workers else None
+    S.recorder.event("loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, **_made.get(id(loader), {}), **datasets.describe(loader))
     if id(loader.dataset) not in _told_datasets:
         _told_datasets.add(id(loader.dataset))
-        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=type(loader.dataset).__name__, attributes=_fingerprint(loader.dataset))
+        kind = type(loader.dataset).__name__
+        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=datasets.fingerprint(loader.dataset))
+    if site[:2] not in _told_loops and site[0]:
+        _told_loops.add(site[:2])
+        S.recorder.event("loop", site, of="loader", **origins.loops(stack))
 
 
-_made: dict[int, Any] = {}
+_made: dict[int, dict[str, Any]] = {}
 
 
 @quiet
@@ -180,21 +122,25 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     S.batch_rows = size
     one.sizes = [one.sizes[0] or size, min(one.sizes[1], size), size]
     one.grad = torch.is_grad_enabled()
-    one.training = one.training or _any_training()
+    one.training = one.training or layers.any_training()
     if tensors:
         content = digests.of_tensors(tensors[:4])[0]
         one.last_batch = content
         if not S.ddps:
             S.since.batch = mix(S.since.batch, content)
-        if len(one.rows) < MAX_KEPT and tensors[0].dim() and tensors[0].device.type == "cpu":
-            one.rows.extend(digests.of_rows(tensors[0]))
-        if len(one.labels) < MAX_KEPT and len(tensors) > 1 and tensors[-1].dim() and tensors[-1].device.type == "cpu" and tensors[-1].shape[0] == size:
-            one.labels.extend(digests.of_rows(tensors[-1], width=4))
+        _note_samples(one, tensors, size)
     S.recorder.progress()
+    one.body.begins(one)
 
 
-def _any_training() -> bool:
-    return not S.ddps or any((m := w.ref()) is not None and m.training for w in S.ddps)
+def _note_samples(one: Pass, tensors: list[Any], size: int) -> None:
+    if len(one.rows) < one.room and tensors[0].dim() and tensors[0].device.type == "cpu":
+        rows = digests.of_rows(tensors[0])
+        one.rows.extend(rows)
+        for row in rows:
+            one.content = mix(one.content, row)
+    if len(one.labels) < one.room and len(tensors) > 1 and tensors[-1].dim() and tensors[-1].device.type == "cpu" and tensors[-1].shape[0] == size:
+        one.labels.extend(digests.of_rows(tensors[-1], width=4))
 
 
 def _next(original: Any) -> Any:
@@ -202,6 +148,8 @@ def _next(original: Any) -> Any:
         if S.busy or S.recorder.disabled:
             return original(self)
         one = _passes.get(id(self))
+        if one is not None:
+            quiet(one.body.ends)(one)
         S.recorder.enter("data", one.site if one else sites.UNKNOWN)
         began = time.perf_counter()
         try:
@@ -243,20 +191,22 @@ def note_index(one: Pass, index: Any) -> None:
     for number in numbers:
         one.order = mix(one.order, number + 1)
         S.since.index = mix(S.since.index, number + 1)
-    room = MAX_KEPT - len(one.indices)
-    one.indices.extend(numbers[:room])
+    one.indices.extend(numbers[: max(0, one.room - len(one.indices))])
 
 
 def _iter(original: Any) -> Any:
     def __iter__(self: Any) -> Any:
         if S.busy or S.recorder.disabled:
             return original(self)
-        site = sites.here(2)
-        iterator = original(self)
-        stale = _passes.pop(id(iterator), None)  # persistent workers hand out the same iterator again
+        stack = sites.stack(2)
+        held = getattr(self, "_iterator", None)  # persistent workers hand out the same iterator again
+        stale = _passes.pop(id(held), None) if held is not None else None
         if stale is not None:
             quiet(stale.finish)(False)
-        _opened(iterator, self, site)
+        quiet(_share_page)(self)
+        iterator = original(self)
+        _page[0] = None
+        _opened(iterator, self, stack[0] if stack else sites.UNKNOWN, stack)
         for index in _early.pop(id(iterator), []):
             if id(iterator) in _passes:
                 note_index(_passes[id(iterator)], index)
@@ -265,13 +215,65 @@ def _iter(original: Any) -> Any:
     return __iter__
 
 
+def _share_page(loader: Any) -> None:
+    """Four bytes of memory that forked workers share with us: which generators moved while they fetched."""
+    if loader.num_workers and loader not in _pages:
+        _pages[loader] = mmap.mmap(-1, 16)
+    _page[0] = _pages.get(loader)
+
+
+_fetches = [0]
+
+
+def _fetch(original: Any) -> Any:
+    def fetch(self: Any, index: Any) -> Any:
+        page = _page[0]
+        if page is None or not S.recorder.disabled or _fetches[0] >= 4:  # not a worker, or seen enough
+            return original(self, index)
+        _fetches[0] += 1
+        earlier = _states(self)
+        result = original(self, index)
+        for position, (a, b) in enumerate(zip(earlier, _states(self), strict=True)):
+            if a != b:
+                page[position] = 1
+        return result
+
+    return fetch
+
+
+def _states(fetcher: Any) -> list[Any]:
+    """States of the generators that a dataset can draw from, in a worker. Reading them changes nothing."""
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    state = numpy.random.get_state() if numpy is not None and hasattr(numpy, "random") else None
+    return [
+        digests.wide(bytes(torch.default_generator.get_state().numpy().data)),
+        hash(random.getstate()[1]),
+        None if state is None else (bytes(state[1].data), int(state[2])),
+        datasets.own_generators(getattr(fetcher, "dataset", None)),
+    ]
+
+
 def _note_made(original: Any) -> Any:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        site = sites.here(2)
         original(self, *args, **kwargs)
-        _made[id(self)] = sites.as_json(site)
+        if not S.recorder.disabled:
+            _remember_made(self)
 
     return __init__
+
+
+@quiet
+def _remember_made(loader: Any) -> None:
+    frame = sys._getframe(3)
+    sampler = origins.argument(frame, "batch_sampler", 4) or origins.argument(frame, "sampler", 3)
+    _made[id(loader)] = {
+        "made": sites.as_json(sites.here(4)),
+        "made_sampler": sites.as_json(sampler or sites.UNKNOWN),
+        "made_dataset": sites.as_json(origins.argument(frame, "dataset", 0) or sites.UNKNOWN),
+        "made_generator": sites.as_json(origins.argument(frame, "generator", -1) or sites.UNKNOWN),
+    }
 
 
 def _set_epoch(original: Any) -> Any:
@@ -290,12 +292,20 @@ def finish_all() -> None:
 
 
 def arm() -> None:
+    from torch.distributed.algorithms import join
     from torch.utils.data import DataLoader, DistributedSampler
     from torch.utils.data import dataloader as module
+    from torch.utils.data._utils import fetch
 
     wrap(DataLoader, "__init__", _note_made)
     wrap(DataLoader, "__iter__", _iter)
     wrap(module._BaseDataLoaderIter, "__next__", _next)
     wrap(module._BaseDataLoaderIter, "_next_index", _next_index)
+    wrap(fetch._MapDatasetFetcher, "fetch", _fetch)
+    wrap(fetch._IterableDatasetFetcher, "fetch", _fetch)
     wrap(DistributedSampler, "set_epoch", _set_epoch)
+    before(join.Join, "__enter__", lambda *a, **k: S.recorder.event("join", sites.here(4)))
     at_close.append(quiet(finish_all))
+
+
+_ = rng

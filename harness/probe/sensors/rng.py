@@ -1,6 +1,9 @@
 """Random numbers: generator states a step, and values drawn by random functions that the user's own code calls.
 
-Event "draw" (first 64 steps, at most 3000): site, fn, numel, digest, rows (first dimension), generator (one was passed explicitly).
+Event "draw" (of the first 64 steps, one a call site, step and phase): site, fn, at (step), num (calls), numel (of all), rows (first dimension of the
+last value, 0: a scalar), digest (of all values in order), whole (a floating point function), generator (one was passed explicitly), data (inside a
+data loader's fetch), grad (gradients were on).
+Event "seed": site, what ("torch" | "python" | "numpy"), value; the user's code seeded a global generator.
 """
 
 from __future__ import annotations
@@ -8,16 +11,24 @@ from __future__ import annotations
 import functools
 import random
 import sys
+from types import ModuleType
 from typing import Any
 from zlib import crc32
 
 from .. import digests, sites
-from ..patching import quiet, wrap
+from ..arm import at_close, on_import
+from ..patching import after, quiet, wrap
 from ..state import S, mix
 
+NUM_STEPS = 64
 FUNCTIONS = ("randn", "rand", "randint", "randn_like", "rand_like", "randint_like", "normal", "bernoulli", "multinomial", "poisson")
 METHODS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
+PYTHON = ("random", "uniform", "gauss", "randint", "randrange", "choice", "normalvariate", "triangular")
+NUMPY = ("rand", "randn", "random", "normal", "uniform", "randint", "standard_normal", "binomial", "poisson", "beta", "choice", "random_sample")
+INTEGERS = ("randint", "randint_like", "multinomial", "randrange", "choice", "poisson", "binomial")
 _last_python = [0]
+num_user_draws = [0]  # so far, by the user's own code
+_open: dict[tuple[Any, ...], list[Any]] = {}  # (site, fn, data, grad) -> [step, calls, numel, rows, digest, generator] not yet written
 
 
 def digest(step: int) -> int:
@@ -43,20 +54,62 @@ def python_digest(step: int) -> int:
 
 @quiet
 def _note(name: str, value: Any, generator: bool, site: sites.Site) -> None:
-    if not hasattr(value, "numel") or S.steps >= 64 or not S.backwards:
-        return
-    drawn = digests.of_tensors([value])[0] if value.numel() else 0
+    import torch
+
+    drawn, numel, rows = _digest(value)
     S.since.draws = mix(S.since.draws, drawn)
-    S.recorder.event("draw", site, fn=name, numel=int(value.numel()), rows=int(value.shape[0]) if value.dim() else 0, digest=drawn, generator=generator)
+    grad = torch.is_grad_enabled()
+    key = (site, name, S.recorder._op == b"data", grad)
+    entry = _open.get(key)
+    if entry is not None and entry[0] != S.steps:
+        flush(S.steps)
+        entry = None
+    if entry is None:
+        if len(_open) > 200:
+            flush()
+        entry = _open[key] = [S.steps, 0, 0, 0, 0, generator]
+    entry[1] += 1
+    entry[2] += numel
+    entry[3] = rows
+    entry[4] = mix(entry[4], drawn)
 
 
-def _make(name: str) -> Any:
+def _digest(value: Any) -> tuple[int, int, int]:
+    """(digest, elements, first dimension) of a drawn value. A device tensor is not read, which would wait: its generator's state stands for it."""
+    if not hasattr(value, "numel"):
+        shape = getattr(value, "shape", ())
+        blob = value.tobytes() if hasattr(value, "tobytes") and hasattr(value, "dtype") else repr(value)[:2000].encode()
+        return digests.wide(blob), int(getattr(value, "size", 1) or 1), int(shape[0]) if shape else 0
+    rows, numel = (int(value.shape[0]) if value.dim() else 0), int(value.numel())
+    if value.device.type == "cuda":
+        import torch
+
+        state = torch.cuda.default_generators[value.device.index or 0].get_state()
+        return digests.wide(bytes(state.numpy().data)), numel, rows
+    return (digests.of_tensors([value])[0] if numel else 0), numel, rows
+
+
+def flush(step: int | None = None) -> None:
+    """Write what was drawn before `step`; everything without it."""
+    for key, (at, num, numel, rows, drawn, generator) in list(_open.items()):
+        if step is None or at != step:
+            del _open[key]
+            site, name, data, grad = key
+            S.recorder.event(
+                "draw", site, fn=name, at=at, num=num, numel=numel, rows=rows, digest=drawn, whole=name.strip("_") not in INTEGERS, generator=generator,
+                data=data, grad=grad,
+            )  # fmt: skip
+
+
+def _make(name: str, *, of_torch: bool = True) -> Any:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def drawn(*args: Any, **kwargs: Any) -> Any:
             value = original(*args, **kwargs)
-            if S.backwards and not S.busy and S.steps < 64 and sites.is_user_code(sys._getframe(1).f_code):
-                _note(name, value, kwargs.get("generator") is not None, sites.here(2))
+            if not S.busy and S.steps < NUM_STEPS and not S.recorder.disabled and sites.is_user_code(sys._getframe(1).f_code):
+                num_user_draws[0] += 1
+                if S.backwards:
+                    _note(name, value, of_torch and kwargs.get("generator") is not None, sites.here(2))
             return value
 
         return drawn
@@ -65,6 +118,28 @@ def _make(name: str) -> Any:
 
 
 _originals: list[tuple[Any, str, Any]] = []
+
+
+def _note_seed(what: str) -> Any:
+    def note(result: Any, value: Any = None, *args: Any, **kwargs: Any) -> None:
+        value = kwargs.get("seed", value)
+        S.recorder.event("seed", sites.here(4), what=what, value=int(value) if hasattr(value, "__index__") else None)
+
+    return note
+
+
+def _shadow(module: Any, names: tuple[str, ...]) -> None:
+    """Stand in for functions of a module that draw from its global generator; they stay what they are for everybody else's code."""
+    for name in names:
+        if hasattr(module, name):
+            drawn = _make(name, of_torch=False)(getattr(module, name))
+            drawn.__module__, drawn.__qualname__ = module.__name__, name  # so that it pickles by name
+            setattr(module, name, drawn)
+
+
+def _arm_numpy(numpy: ModuleType) -> None:
+    _shadow(numpy.random, NUMPY)
+    after(numpy.random, "seed", _note_seed("numpy"))
 
 
 def arm() -> None:
@@ -76,6 +151,12 @@ def arm() -> None:
     for name in METHODS:  # inherited from the C base class: shadowed on torch.Tensor, and uncovered again by disarm
         _originals.append((torch.Tensor, name, None))
         setattr(torch.Tensor, name, _make(name)(getattr(torch.Tensor, name)))
+    after(torch, "manual_seed", _note_seed("torch"))
+    torch.random.manual_seed = torch.manual_seed
+    _shadow(random, PYTHON)
+    after(random, "seed", _note_seed("python"))
+    on_import("numpy", _arm_numpy)
+    at_close.append(quiet(flush))
 
 
 def disarm() -> None:

@@ -1,0 +1,106 @@
+"""DAT107 iterable-not-sharded: ranks or workers repeat the stream of an IterableDataset.
+
+What it does
+    Compares digests of the samples that a stream yields, between ranks, and within a rank that has several workers.
+
+Why it is bad
+    Every rank and every worker holds a copy of an IterableDataset. A copy that does not ask for its rank yields all of it: ranks train on the
+    same samples. One that does not ask for its worker yields each sample num_workers times an epoch.
+
+Wrong
+    def __iter__(self):
+        return iter(self.samples)
+
+Right
+    def __iter__(self):
+        worker = get_worker_info()
+        num, first = (worker.num_workers, worker.id) if worker else (1, 0)
+        return islice(self.samples, rank * num + first, None, world_size * num)
+
+Known limits
+    Samples are told apart by content: a stream with random augmentation that differs by rank is compared by its last tensor (the label) where
+    that is different for most samples.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.dat import passes, together
+from harness.checks.dat.not_sharded import cut_afterwards
+from harness.checks.dat.passes import Pass
+from harness.model import Finding, Severity
+from harness.record import Run, where_of
+
+MIN_SAMPLES = 8
+
+
+class IterableNotSharded(Check):
+    code = "DAT107"
+    name = "iterable-not-sharded"
+    severity = Severity.ERROR
+    explains = ("DAT102", "DAT109", "DAT113", "DAT114")
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        together.required(run)
+        streams = [p for p in passes.training(run) if p.iterable]
+        if not streams:
+            raise NotApplicable("no training pass over an IterableDataset")
+        told = [p for p in streams if len(_identity(p)) >= MIN_SAMPLES]
+        if not told:
+            raise Inconclusive("the stream's samples could not be told apart")
+        groups = passes.aligned(run, told)
+        same = [g for g in groups if len({_head(g, p) for p in g}) == 1]
+        if groups and len(same) == len(groups) and not cut_afterwards(run, same[0]):
+            yield self._ranks(run, same[0])
+            return
+        repeated = [p for p in told if passes.number(p.opened["num_workers"]) > 1 and _repeats(p)]
+        if repeated and len(repeated) >= len([p for p in told if passes.number(p.opened["num_workers"]) > 1]):
+            yield self._workers(repeated)
+
+    def _ranks(self, run: Run, group: list[Pass]) -> Finding:
+        num = min(len(_identity(p)) for p in group)
+        return self.finding(
+            f"{group[0].opened['dataset']} yields the same samples on all ranks: {num} of {num} are equal",
+            where=group[0].made_dataset,
+            ranks=run.rank_ids,
+            notes=["an IterableDataset is not sharded by the loader"],
+            help="let `__iter__` yield every world_size-th sample from `rank` on (and of these every num_workers-th, see get_worker_info)",
+        )
+
+    def _workers(self, repeated: list[Pass]) -> Finding:
+        first = repeated[0]
+        workers = passes.number(first.opened["num_workers"])
+        num = len(_identity(first))
+        return self.finding(
+            f"the {workers} workers of a rank repeat each other: {first.opened['dataset']} yields every sample {workers} times an epoch",
+            where=where_of(first.opened["iter_at"]) or first.made_dataset,
+            ranks=sorted({p.rank for p in repeated}),
+            notes=[f"{len(set(_identity(first)))} different samples among {num} on rank {first.rank}"],
+            help="split the stream by `get_worker_info()` in `__iter__`",
+        )
+
+
+def _identity(one: Pass) -> tuple[int, ...]:
+    """Digests that tell samples apart: of the samples, or of labels that are mostly different."""
+    for digests in (one.rows, one.labels):
+        if len(digests) >= MIN_SAMPLES and len(set(digests)) >= 0.4 * len(digests) / max(1, passes.number(one.opened["num_workers"])):
+            return digests
+    return ()
+
+
+def _head(group: Sequence[Pass], one: Pass) -> tuple[int, ...]:
+    """The common beginning; where samples differ by augmentation, labels stand for them."""
+    num = min(len(_identity(p)) for p in group)
+    if len({p.rows[:num] for p in group}) > 1 and all(len(set(p.labels)) > 0.5 * len(p.labels) and p.labels for p in group):
+        return one.labels[:num]
+    return _identity(one)[:num]
+
+
+def _repeats(one: Pass) -> bool:
+    """(Nearly) every sample comes num_workers times in one pass."""
+    workers = passes.number(one.opened["num_workers"])
+    counts = Counter(_identity(one))
+    return sum(1 for n in counts.values() if n == workers) >= 0.8 * len(counts)

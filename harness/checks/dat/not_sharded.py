@@ -1,0 +1,189 @@
+"""DAT102 data-not-sharded: the ranks train on the same samples.
+
+What it does
+    Compares what the ranks draw in training: the sample indices of their loaders, and, for batches made by hand, the content that reaches the
+    model (with DDP) or losses and local gradients (without it), at every step.
+
+Why it is bad
+    Gradients of equal batches average to themselves: N processes do the work of one. With `shuffle=True` and a seed of its own on each rank
+    every epoch passes N times over the data instead of once.
+
+Wrong
+    loader = DataLoader(dataset, batch_size=32, shuffle=True)
+
+Right
+    sampler = DistributedSampler(dataset)
+    loader = DataLoader(dataset, batch_size=32, sampler=sampler)
+
+Known limits
+    A global batch that each rank cuts its part from is healthy: it is told by the number of samples that the model gets. Without DDP and with
+    dropout that differs by rank, hand-made batches cannot be compared. A batch that never changes is advice only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from harness.checks.base import Check, Inconclusive
+from harness.checks.dat import passes, together
+from harness.checks.dat.passes import Pass
+from harness.model import Finding, Severity, Where
+from harness.record import Run
+
+MIN_STEPS = 3
+HELP = "give the loader `sampler=DistributedSampler(dataset)` (and call `set_epoch`), or take every world_size-th sample from `rank` on"
+
+
+class NotSharded(Check):
+    code = "DAT102"
+    name = "data-not-sharded"
+    severity = Severity.ERROR
+    explains = ("DAT109", "DAT113", "DAT114", "EVL104")
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        together.required(run)
+        groups = [g for g in passes.aligned(run, passes.training(run)) if all(p.distributed is None for p in g)]
+        drawn = [g for g in groups if all(len(p.indices) > 1 for p in g) and not any(p.opened["custom_batch_sampler"] or p.iterable for p in g)]
+        if drawn:
+            yield from self._loaders(run, drawn)
+        elif not passes.training(run):
+            yield from self._by_hand(run)
+
+    def _loaders(self, run: Run, groups: list[list[Pass]]) -> Iterable[Finding]:
+        same = [g for g in groups if len({prefix(g, p) for p in g}) == 1]
+        if len(same) == len(groups) and any(len(p.indices) > 3 for p in groups[0]):
+            if cut_afterwards(run, groups[0]) or held_apart(groups):
+                return
+            first = same[0]
+            yield self.finding(
+                f"all ranks draw the same samples in the same order: {_count(first)} of {_count(first)} indices are equal",
+                where=first[0].made,
+                ranks=run.rank_ids,
+                notes=[f"{len(same)} of {len(groups)} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
+                help=HELP,
+            )
+            return
+        whole = [g for g in groups if _whole_everywhere(g)]
+        if len(whole) == len(groups) and not cut_afterwards(run, groups[0]):
+            first = whole[0]
+            yield self.finding(
+                f"every rank passes over all {first[0].dataset_len} samples in each epoch, in an order of its own",
+                where=first[0].made,
+                ranks=run.rank_ids,
+                notes=[f"{run.world_size} ranks drew {sum(p.num_samples for p in first)} samples in one epoch of a data set of {first[0].dataset_len}"],
+                help=HELP,
+                severity=Severity.WARNING,
+            )
+
+    def _by_hand(self, run: Run) -> Iterable[Finding]:
+        wrapped = together.wrapped(run)
+        batches: list[int] = []
+        losses: list[float] = []
+        for step in run.steps():
+            if not step.complete:
+                continue
+            if not _same_loss(step.number("loss")) or (wrapped and not step.same("batch")):
+                return
+            row = step.rows[0]
+            if row is not None:
+                batches.append(row.batch)
+                losses.append(row.loss)
+        if len(losses) < MIN_STEPS:
+            raise Inconclusive("needs three steps")
+        if wrapped and not all(batches):
+            raise Inconclusive("what reaches the model was not seen")
+        if not wrapped and not _same_local_gradients(run):
+            return
+        constant = len(set(batches if wrapped else losses)) == 1
+        yield self.finding(
+            f"all ranks train on equal batches: losses are bit-equal at {len(losses)} of {len(losses)} steps"
+            + (", and so are the model's inputs" if wrapped else ", and so are the gradients before they are reduced"),
+            where=_drawn_at(run) or _backward_at(run),
+            ranks=run.rank_ids,
+            notes=["one batch is used at every step"] if constant else [f"{len(set(losses))} different losses"],
+            help="let each rank take its own part: rows `rank::world_size`, or a generator seeded with seed + rank",
+            severity=Severity.ADVICE if constant else self.severity,
+        )
+
+
+def prefix(group: list[Pass], one: Pass) -> tuple[int, ...]:
+    return one.indices[: min(len(p.indices) for p in group)]
+
+
+def _count(group: list[Pass]) -> int:
+    return min(len(p.indices) for p in group)
+
+
+def cut_afterwards(run: Run, group: list[Pass]) -> bool:
+    """The model got fewer samples than the loader gave: each rank cuts its part from a global batch."""
+    for one in group:
+        fed, sizes = together.rows_fed(run, one.rank), one.closed["batch_sizes"] if one.closed is not None else None
+        if fed and isinstance(sizes, list) and sizes and isinstance(sizes[0], int) and fed * 2 <= sizes[0]:
+            return True
+    return not together.wrapped(run) and not _losses_equal(run)
+
+
+def _losses_equal(run: Run) -> bool:
+    """Without DDP nothing tells what the model got but the losses; where they differ, so may the data."""
+    steps = [s for s in run.steps() if s.complete][:64]
+    return bool(steps) and all(_same_loss(s.number("loss")) for s in steps)
+
+
+def held_apart(groups: list[list[Pass]]) -> bool:
+    """Equal indices into data sets of the ranks' own: shards that were cut before the loader was made."""
+    if any(len({p.dataset_len for p in group}) > 1 for group in groups):
+        return True
+    differing = [g for g in groups if len({p.rows[: min(len(q.rows) for q in g)] for p in g}) > 1]
+    return bool(differing) and not _augmented(groups) and not _same_labels(differing)
+
+
+def _augmented(groups: list[list[Pass]]) -> bool:
+    """A sample looks different each time on one rank already: then other content on another rank says nothing."""
+    seen: dict[int, int] = {}
+    for one in (g[0] for g in groups if g[0].key == groups[0][0].key):
+        for index, row in zip(one.indices, one.rows, strict=False):
+            if seen.setdefault(index, row) != row:
+                return True
+    return False
+
+
+def _same_labels(groups: list[list[Pass]]) -> bool:
+    """Labels that are different for most samples, in the same order on all ranks."""
+    return all(len({p.labels for p in g}) == 1 and len(set(g[0].labels)) > 0.5 * len(g[0].labels) > 0 for g in groups)
+
+
+def _whole_everywhere(group: list[Pass]) -> bool:
+    """Each rank drew (nearly) every index once, and the samples behind the indices are the same ones."""
+    for one in group:
+        drawn, total = set(one.indices), one.dataset_len
+        if total < 4 or one.custom or one.opened["replacement"] or one.opened["sampler"] not in ("RandomSampler", "SequentialSampler"):
+            return False
+        if len(drawn) != len(one.indices) or len(drawn) < 0.9 * total or not one.exhausted:
+            return False
+    rows = [set(p.rows) for p in group]
+    if len({p.dataset_len for p in group}) > 1 or not all(rows):
+        return False
+    return all(len(rows[0] & other) >= 0.8 * len(rows[0]) for other in rows[1:])
+
+
+def _same_loss(values: list[float]) -> bool:
+    return len(set(values)) == 1 and all(math.isfinite(v) for v in values)
+
+
+def _same_local_gradients(run: Run) -> bool:
+    """Gradients before any reduction, in the first steps: equal on all ranks, and there."""
+    columns = []
+    for recording in run.present:
+        columns.append([tuple(sorted((k, tuple(v)) for k, v in (e["local"] or {}).items())) for e in recording.of("gradients")][:6])
+    num = min((len(c) for c in columns), default=0)
+    return num >= 2 and all(columns[0][i] and len({c[i] for c in columns}) == 1 for i in range(num))
+
+
+def _drawn_at(run: Run) -> Where | None:
+    """Where the batch was drawn: the last integer draw of the script before its first steps."""
+    return next((e.where for _, e in run.events("draw") if e["whole"] is False and not e["data"]), None)
+
+
+def _backward_at(run: Run) -> Where | None:
+    return next((e.where for _, e in run.events("accumulation") if e.where is not None), None)

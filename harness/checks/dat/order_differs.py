@@ -1,0 +1,127 @@
+"""DAT110 sample-order-differs: index i is another sample on each rank.
+
+What it does
+    Under a sampler that shards by index, compares what the ranks' data sets hold: the order of their lists, the content drawn for an index, and the
+    label drawn for a sample.
+
+Why it is bad
+    A sampler deals out numbers. If the lists behind them are in another order on each rank (a set of strings, a directory listing), the shares
+    overlap and miss samples; if the classes are, ranks train on contradicting labels.
+
+Wrong
+    self.keys = list(set(names))
+
+Right
+    self.keys = sorted(set(names))
+
+Known limits
+    Content tells only where samples are not augmented; lists are seen if they are attributes of the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import passes, together
+from harness.checks.dat.passes import Pass
+from harness.model import Finding, Severity, Where
+from harness.record import Run, where_of
+
+HELP = "sort what comes out of a set, a dict of a set, or a directory listing before it is indexed"
+
+
+class SampleOrderDiffers(Check):
+    code = "DAT110"
+    name = "sample-order-differs"
+    severity = Severity.ERROR
+    explains = ("DAT114",)
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        together.required(run)
+        sharded = [p for p in passes.training(run) if not p.iterable and p.subset is None and (p.distributed is not None or p.custom)]
+        groups = [g for g in passes.aligned(run, sharded) if len({p.dataset_len for p in g}) == 1]
+        if not groups:
+            raise NotApplicable("no training pass under a sampler that shards by index")
+        contents = _contents([p for g in groups for p in g if p.key == groups[0][0].key])
+        lists = _lists(run, str(groups[0][0].opened["dataset"]))
+        first = groups[0][0]
+        ordered = next(((name, at, num) for name, at, num in lists if num == first.dataset_len or contents.differ), None)
+        if contents.agree:
+            ordered = None
+        message, notes = "", list[str]()
+        if contents.differ:
+            message = f"the same index gives another sample on another rank: {contents.differ} of {contents.compared} indices compared"
+        elif contents.twice >= max(3, 0.02 * contents.seen) and not contents.agree:
+            message = f"ranks with different indices draw the same samples: {contents.twice} of {contents.seen}"
+        elif ordered is not None:
+            message = f"`{ordered[0]}` of {first.opened['dataset']} holds the same {ordered[2]} elements in another order on each rank"
+        elif contents.relabelled:
+            message = f"the same sample has another label on another rank: {contents.relabelled} samples"
+        if message:
+            named = ordered or next(iter(lists), None)
+            if named is not None and ordered is None or (named is not None and not message.startswith("`")):
+                notes.append(f"`{named[0]}` is in another order on each rank")
+            yield self.finding(message, where=(named[1] if named else None) or first.made_dataset, ranks=run.rank_ids, notes=notes, help=HELP)
+
+
+class _Contents:
+    """What indices and samples stand for on different ranks."""
+
+    def __init__(self) -> None:
+        self.differ = self.compared = self.twice = self.seen = self.relabelled = 0
+        self.stable = True
+
+    @property
+    def agree(self) -> bool:
+        """Indices that two ranks drew stand for the same samples."""
+        return self.compared >= 4 and not self.differ and self.stable
+
+
+def _contents(drawn: list[Pass]) -> _Contents:
+    found = _Contents()
+    table: dict[int, dict[int, int]] = {}  # index -> rank -> content
+    label: dict[int, dict[int, int]] = {}  # content -> rank -> label
+    per_rank: dict[int, dict[int, set[int]]] = {}  # rank -> content -> indices
+    for one in drawn:
+        for position, (index, row) in enumerate(zip(one.indices, one.rows, strict=False)):
+            if table.setdefault(index, {}).setdefault(one.rank, row) != row:
+                found.stable = False
+            per_rank.setdefault(one.rank, {}).setdefault(row, set()).add(index)
+            if position < len(one.labels):
+                label.setdefault(row, {}).setdefault(one.rank, one.labels[position])
+    if not found.stable:
+        return found
+    both = [ranks for ranks in table.values() if len(ranks) > 1]
+    found.compared = len(both)
+    found.differ = sum(1 for ranks in both if len(set(ranks.values())) > 1)
+    unique = all(len(indices) == 1 for rows in per_rank.values() for indices in rows.values())
+    if unique and len(per_rank) > 1:
+        holders: dict[int, set[int]] = {}
+        for rows in per_rank.values():
+            for row, indices in rows.items():
+                holders.setdefault(row, set()).update(indices)
+        found.seen = len(holders)
+        found.twice = sum(1 for indices in holders.values() if len(indices) > 1)
+    elif not unique and found.differ < 0.5 * max(1, found.compared):
+        found.differ = 0
+    if unique:
+        found.relabelled = sum(1 for ranks in label.values() if len(set(ranks.values())) > 1)
+    return found
+
+
+def _lists(run: Run, kind: str) -> list[tuple[str, Where | None, int]]:
+    """(attribute, line that assigned it, length) of lists of the dataset that hold the same elements in another order on each rank."""
+    tables: list[Mapping[str, Any]] = []
+    for recording in run.present:
+        told = [e["attributes"] for e in recording.of("dataset") if e["kind"] == kind and isinstance(e["attributes"], Mapping)]
+        tables.append(told[0] if told else {})
+    found = []
+    for name, entry in (tables[0] if tables else {}).items():
+        entries = [t.get(name) for t in tables]
+        if all(isinstance(e, list) and len(e) >= 3 for e in entries):
+            ordered, bags, sizes = ({e[i] for e in entries if e} for i in range(3))
+            if len(ordered) > 1 and len(bags) == 1 and len(sizes) == 1:
+                found.append((str(name), where_of(entry[3]) if len(entry) > 3 else None, passes.number(entry[2])))
+    return found

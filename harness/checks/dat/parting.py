@@ -1,0 +1,202 @@
+"""Where ranks part in their training loops: one has left a loop that another goes on with. Shared by DAT111 and EVL103."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.checks.dat import passes
+from harness.checks.dat.passes import Pass
+from harness.model import Where
+from harness.probe import protocol
+from harness.record import Event, Recording, Run, where_of
+
+
+@dataclass(frozen=True)
+class Parting:
+    """`left` ended a loop (level 0: the one that steps; 1 and up: a loop around it) that `stayed` goes on with."""
+
+    level: int
+    left: tuple[int, ...]
+    stayed: tuple[int, ...]
+    exhausted: bool  # those who left had no batch left
+    counts: tuple[int, ...]  # batches of the pass (level 0) or passes (level 1), a rank each
+    loop: Where | None
+    exits: tuple[Where, ...]  # statements that could have ended the loop
+    may_skip: bool = False  # the loop has a `continue`
+    made: Where | None = None
+
+
+def find(run: Run) -> Parting | None:
+    """The first parting of a run that did not end well or whose ranks took different numbers of steps; read once."""
+    if "_parting" not in run.__dict__:
+        run.__dict__["_parting"] = _find(run)
+    found = run.__dict__["_parting"]
+    return found if isinstance(found, Parting) else None
+
+
+def harmed(run: Run) -> bool:
+    """Hung, failed, or steps that differ."""
+    return not run.finished or len({r.num_steps for r in run.present}) > 1
+
+
+def _find(run: Run) -> Parting | None:
+    if len(run.present) < 2 or len(run.present) < run.world_size or not harmed(run):
+        return None
+    table: dict[Any, dict[int, list[Pass]]] = {}
+    for one in passes.all_passes(run):
+        if one.trains or (one.closed is None and _trains_elsewhere(run, one)):
+            table.setdefault(one.key, {}).setdefault(one.rank, []).append(one)
+    for by_rank in table.values():
+        found = _over_passes(run, by_rank)
+        if found is not None:
+            return found
+    return None if table else _by_steps(run)
+
+
+def _trains_elsewhere(run: Run, one: Pass) -> bool:
+    return any(other.trains for other in passes.all_passes(run) if other.key == one.key)
+
+
+def _over_passes(run: Run, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
+    if len(by_rank) < run.world_size:
+        return None
+    for nth in range(max(len(v) for v in by_rank.values())):
+        here = {rank: v[nth] for rank, v in by_rank.items() if nth < len(v)}
+        if len(here) < run.world_size:
+            return _level_one(run, here, nth, by_rank)
+        counts = {rank: p.num_batches for rank, p in here.items()}
+        closed = {rank: p for rank, p in here.items() if p.closed is not None and not _failed_in(run, p)}
+        if len(closed) == run.world_size and len(set(counts.values())) == 1:
+            continue
+        if not closed:
+            return None
+        fewest = min(counts[rank] for rank in closed)
+        left = tuple(rank for rank in closed if counts[rank] == fewest)
+        stayed = tuple(rank for rank, n in counts.items() if rank not in left and (n > fewest or (here[rank].closed is None and n >= fewest)))
+        if stayed:
+            one = here[left[0]]
+            sized = tuple(counts[r] if here[r].closed is not None else max(counts[r], 0) for r in sorted(counts))
+            event = _loop_event(run, one.where)
+            return Parting(0, left, stayed, all(here[r].exhausted for r in left), sized, one.where, *_exits(event, 0), one.made)
+    return None
+
+
+def _level_one(run: Run, here: Mapping[int, Pass], nth: int, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
+    """Ranks that opened their n-th pass while others never did."""
+    left = tuple(rank for rank in by_rank if rank not in here)
+    if not here or any(_failed_before_the_others(run, rank) or _still_inside(run, rank, by_rank[rank]) for rank in left):
+        return None
+    one = next(iter(here.values()))
+    event = _loop_event(run, one.where)
+    counts = tuple(len(by_rank[r]) for r in sorted(by_rank))
+    lines, skip = _exits(event, 1)
+    return Parting(1, left, tuple(sorted(here)), False, counts, one.where, lines, skip, one.made)
+
+
+def _by_steps(run: Run) -> Parting | None:
+    """No loaders: the loop around the optimizer's step is known from the source, and who is still inside it from the stacks."""
+    events = [_step_loop(r) for r in run.present]
+    ranges = [_ranges(e) for e in events]
+    if not all(ranges):
+        return None
+    inside = {rank: _inside(run, rank, ranges[i][:1]) for i, rank in enumerate(run.rank_ids)}
+    left = tuple(r for r, v in inside.items() if v is False and not _failed_before_the_others(run, r))
+    stayed = tuple(r for r, v in inside.items() if v is True)
+    if not left or not stayed:
+        return None
+    around = any(_inside(run, r, ranges[i][1:]) for i, r in enumerate(run.rank_ids) if r in left) if len(ranges[0]) > 1 else False
+    level = 0 if around or len(ranges[0]) == 1 else 1
+    lines, skip = _exits(events[0], level)
+    inner, inner_skip = _exits(events[0], 0)
+    first = ranges[0][min(level, len(ranges[0]) - 1)]
+    counts = tuple(r.num_steps for r in run.present)
+    where = Where(str(first["file"]), passes.number(first["first"]), str(first["func"]))
+    return Parting(level, left, stayed, False, counts, where, (*lines, *(inner if level else ())), skip or inner_skip)
+
+
+def _step_loop(recording: Recording) -> Event | None:
+    return next((e for e in recording.of("loop") if e["of"] == "step"), None)
+
+
+def _loop_event(run: Run, where: Where | None) -> Event | None:
+    return next((e for _, e in run.events("loop") if e["of"] == "loader" and where is not None and e.where == where), None)
+
+
+def _ranges(event: Event | None) -> list[Mapping[str, Any]]:
+    found = event["ranges"] if event is not None else None
+    return [r for r in found if isinstance(r, Mapping)] if isinstance(found, list) else []
+
+
+def _exits(event: Event | None, level: int) -> tuple[tuple[Where, ...], bool]:
+    """(places where a loop of this level, or one further out, can be left; whether it has a `continue`)."""
+    listed = event["exits"] if event is not None else None
+    found: list[Where] = []
+    skip = False
+    for entry in listed if isinstance(listed, list) else []:
+        if not isinstance(entry, Mapping) or passes.number(entry.get("level")) < level:
+            continue
+        if entry.get("kind") == "continue":
+            skip = skip or entry.get("level") == level
+        elif passes.number(entry.get("level")) == level or (level and not found):
+            place = where_of(entry.get("site"))
+            if place is not None:
+                found.append(place)
+    return tuple(found), skip
+
+
+def _failed_in(run: Run, one: Pass) -> bool:
+    """The pass was closed by a failure of its own process."""
+    recording = run.ranks[one.rank]
+    failures = recording.of(protocol.FAILURE) if recording is not None else []
+    return bool(failures) and one.closed is not None and not one.complete and failures[0].t_ns <= one.closed.t_ns
+
+
+def _failed_before_the_others(run: Run, rank: int) -> bool:
+    """This rank's own failure came first: it did not leave, it broke."""
+    times = {r: rec.of(protocol.FAILURE)[0].t_ns for r, rec in enumerate(run.ranks) if rec is not None and rec.of(protocol.FAILURE)}
+    return rank in times and times[rank] == min(times.values())
+
+
+def _still_inside(run: Run, rank: int, own: list[Pass]) -> bool:
+    """Whether a rank that opened no further pass waits inside the loop around them (a collective of its own there), not behind it."""
+    event = _loop_event(run, own[-1].where)
+    return bool(_inside(run, rank, _ranges(event)[1:]))
+
+
+def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None:
+    """Whether a rank's last known stack lies in one of these loops; None where nothing is known of it."""
+    recording = run.ranks[rank]
+    if recording is None:
+        return None
+    ended = recording.of(protocol.END)
+    if ended and not recording.of(protocol.FAILURE):
+        return False
+    frames = _last_frames(run, recording)
+    if not frames:
+        return None
+    return any(
+        os.path.basename(f.file) == os.path.basename(str(r.get("file"))) and passes.number(r.get("first")) <= f.line <= passes.number(r.get("last"))
+        for f in frames
+        for r in ranges
+    )
+
+
+def _last_frames(run: Run, recording: Recording) -> list[Where]:
+    """Frames of the main thread where it was seen last: stacks on request, a stall, its failure, or its last collective."""
+    for stacks in run.ending.stacks:
+        if stacks.rank == recording.rank:
+            for name, frames in stacks.threads.items():
+                if "main" in name.lower():
+                    return list(frames)
+    candidates: list[tuple[int, list[Where]]] = []
+    for kind, key in (("stall", "stack"), (protocol.FAILURE, "frames")):
+        for event in recording.of(kind)[-1:]:
+            frames = [w for s in event[key] or () if (w := where_of(s)) is not None]
+            candidates.append((event.t_ns, frames))
+    for event in recording.of("coll")[-1:]:
+        if event.where is not None:
+            candidates.append((event.t_ns, [event.where]))
+    return max(candidates, key=lambda c: c[0])[1] if candidates else []

@@ -1,0 +1,72 @@
+"""DAT111 uneven-inputs: one rank has fewer batches than the others.
+
+What it does
+    Compares how many batches the ranks draw from a training loader until it is exhausted, if the run then hung, failed, or took different numbers
+    of steps.
+
+Why it is bad
+    The rank that runs out goes on to its next collective (or ends); the others wait for its gradients. The run hangs until the timeout, or the
+    rank that did nothing wrong reports "connection closed by peer".
+
+Wrong
+    data = [d for d in data[rank::world_size] if long_enough(d)]
+
+Right
+    data = [d for d in data if long_enough(d)]; data = data[: len(data) // world_size * world_size][rank::world_size]
+    # or: with Join([model]): ..., or agree on the smallest number of batches
+
+Known limits
+    Unequal loaders that are cut to a common count, or run under Join, are healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import parting, passes
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class UnevenInputs(Check):
+    code = "DAT111"
+    name = "uneven-inputs"
+    severity = Severity.ERROR
+    explains = ("HNG*", "LAU101", "LAU102", "SYN121", "SYN122", "SYN123", "SYN126", "SYN127", "DAT114")
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        passes.several_ranks(run)
+        if not any(p.trains for p in passes.all_passes(run)) and not any(e["of"] == "step" for _, e in run.events("loop")):
+            raise NotApplicable("no training loop was seen")
+        if _joined(run):
+            raise NotApplicable("a Join context provides for uneven inputs")
+        found = parting.find(run)
+        if found is None or found.level or not (found.exhausted or _ran_out(found)):
+            return
+        few, many = found.left, found.stayed
+        told = ", ".join(str(n) for n in found.counts[:8])
+        unit = "batches" if found.exhausted else "steps"
+        planned = [p.planned for p in passes.all_passes(run) if p.where == found.loop and p.planned]
+        notes = [f"{unit} by rank: {told}" + ("" if run.finished else " (of a rank that was still inside: as many as it had completed)")]
+        if len(set(planned)) > 1:
+            notes.append(f"length of the loader: {min(planned)} to {max(planned)}")
+        yield self.finding(
+            f"rank {few[0]} ran out of batches and left the loop, rank {many[0]} went on and waits for its gradients",
+            where=found.loop,
+            ranks=few,
+            notes=notes,
+            help="give every rank the same number of batches (filter before sharding, drop_last, a common count), or wrap the loop in `with Join([model]):`",
+        )
+
+
+def _ran_out(found: parting.Parting) -> bool:
+    """A loop without any other way out."""
+    return found.made is None and not found.exits and not found.may_skip
+
+
+def _joined(run: Run) -> bool:
+    """A Join context that was entered after the last step it could not have covered would not help; one at all is taken as provision."""
+    last = [max((e.t_ns for e in r.of("join")), default=0) for r in run.present]
+    opened = [max((p.opened.t_ns for p in passes.all_passes(run) if p.rank == r.rank and p.trains), default=0) for r in run.present]
+    return all(last) and all(j >= o - 60_000_000_000 for j, o in zip(last, opened, strict=True))

@@ -1,0 +1,83 @@
+"""DAT113 worker-rng-identical: the loader workers of all ranks draw the same random numbers.
+
+What it does
+    Compares the base seed from which a loader seeds its workers, and the states of generators that the dataset owns; looks in the workers whether
+    fetching a sample draws from them.
+
+Why it is bad
+    Worker 0 of every rank augments its n-th sample alike; with a generator that the dataset owns so do all workers of one rank.
+
+Wrong
+    loader = DataLoader(dataset, num_workers=4, generator=torch.Generator().manual_seed(seed))
+
+Right
+    loader = DataLoader(dataset, num_workers=4, generator=torch.Generator().manual_seed(seed + rank))
+
+Known limits
+    Sees workers that are forked. Streams (IterableDataset) may need equal draws to split a shuffled list, and are not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import noise, passes, together
+from harness.checks.dat.passes import Pass
+from harness.checks.dat.rank_identical_rng import owned_finding
+from harness.model import Finding, Severity, Where
+from harness.record import Run, where_of
+
+
+class WorkerRngIdentical(Check):
+    code = "DAT113"
+    name = "worker-rng-identical"
+    severity = Severity.WARNING
+    explains = ("DAT109",)
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        together.required(run)
+        worked = [p for p in passes.training(run) if passes.number(p.opened["num_workers"]) > 0 and not p.iterable]
+        groups = [g for g in passes.aligned(run, worked) if all(any(_moved(p)) for p in g)]
+        if not groups:
+            raise NotApplicable("no training pass whose workers draw at random")
+        seeded = [g for g in groups if all(any(_moved(p)[:3]) for p in g)]
+        same = [g for g in seeded if len({p.opened["base_seed"] for p in g}) == 1 and g[0].opened["base_seed"] is not None]
+        if same and len(same) == len(seeded):
+            yield self._found(run, same)
+            return
+        for group in groups:
+            name = _shared_state(group)
+            if name:
+                yield owned_finding(self, run, group[0], name)
+                return
+
+    def _found(self, run: Run, same: list[list[Pass]]) -> Finding:
+        first = same[0][0]
+        return self.finding(
+            f"the loader's workers have the same seed on all ranks ({first.opened['base_seed']}), and draw from it for each sample",
+            where=_seeded_at(run, first),
+            ranks=run.rank_ids,
+            notes=[f"{len(same)} passes, {passes.number(first.opened['num_workers'])} workers a rank"],
+            help="seed the loader's generator (or torch.manual_seed, before the loader starts its workers) with seed + rank",
+        )
+
+
+def _moved(one: Pass) -> list[bool]:
+    """Which generators a worker was seen to draw from: torch's, python's, numpy's, the dataset's own."""
+    flags = one.closed["worker_random"] if one.closed is not None else None
+    return [bool(f) for f in flags[:4]] if isinstance(flags, list) and len(flags) >= 4 else [False] * 4
+
+
+def _seeded_at(run: Run, one: Pass) -> Where | None:
+    if one.opened["generator_seed"] is not None and where_of(one.opened["made_generator"]):
+        return where_of(one.opened["made_generator"])
+    return noise.seeded_at(run, one.opened.t_ns) or one.made
+
+
+def _shared_state(group: list[Pass]) -> str:
+    """Name of a generator of the dataset whose state, which every worker starts from, is equal on all ranks."""
+    owns = [p.closed["own"] if p.closed is not None else None for p in group]
+    if not all(_moved(p)[3] for p in group) or not all(isinstance(o, list) and o and isinstance(o[0], dict) for o in owns):
+        return ""
+    return next((str(n) for n in owns[0][0] if len({o[0].get(n) for o in owns}) == 1), "")

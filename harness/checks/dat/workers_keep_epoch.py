@@ -1,0 +1,70 @@
+"""DAT108 workers-keep-epoch: persistent workers hold the copy of the dataset that they were started with.
+
+What it does
+    For loaders with persistent workers whose dataset keeps an epoch (or seed) that the script changes between passes: compares the content of
+    the passes.
+
+Why it is bad
+    Workers are processes. What the parent sets on the dataset after they were started never reaches them: every epoch has the order, or the
+    augmentation, of the first.
+
+Wrong
+    loader = DataLoader(dataset, num_workers=2, persistent_workers=True)
+    for epoch in range(epochs):
+        dataset.epoch = epoch
+
+Right
+    self.epoch = torch.zeros((), dtype=torch.long).share_memory_()      # in the dataset: memory that the workers see
+    # or persistent_workers=False
+
+Known limits
+    Sees epochs that the dataset keeps as a number under a name with epoch, seed, round, cycle or shuffle in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.dat import passes
+from harness.checks.dat.passes import Pass
+from harness.model import Finding, Severity
+from harness.record import Run
+
+MIN_SAMPLES = 4
+
+
+class WorkersKeepEpoch(Check):
+    code = "DAT108"
+    name = "workers-keep-epoch"
+    severity = Severity.ERROR
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        lasting = [p for p in passes.training(run) if p.opened["persistent"] and passes.number(p.opened["num_workers"]) > 0]
+        lasting = [p for p in lasting if p.opened["epochs"]]
+        if not lasting:
+            raise NotApplicable("no training pass with persistent workers over a dataset that keeps an epoch")
+        groups = [g for g in passes.by_key(lasting) if len({repr(p.opened["epochs"]) for p in g}) > 1]
+        groups = [g for g in groups if all(len(p.rows) >= MIN_SAMPLES for p in g)]
+        if not groups:
+            raise Inconclusive("needs two passes between which the script changed the dataset's epoch")
+        stale = [g for g in groups if all(_same_content(g[0], p) for p in g[1:])]
+        if stale:
+            first = stale[0]
+            values = [next(iter(p.opened["epochs"].items())) for p in (first[0], first[-1])]
+            yield self.finding(
+                f"{values[0][0]} went from {values[0][1]} to {values[-1][1]}, yet the workers yield what they did at first",
+                where=first[0].made,
+                ranks=sorted({g[0].rank for g in stale}),
+                notes=[f"content of {len(first)} passes is equal, {len(first[0].rows)} samples each; the workers are persistent"],
+                help="drop `persistent_workers=True`, or keep the epoch in a tensor in shared memory",
+            )
+
+
+def _same_content(first: Pass, other: Pass) -> bool:
+    if first.iterable:
+        num = min(len(first.rows), len(other.rows))
+        return num >= MIN_SAMPLES and first.rows[:num] == other.rows[:num]
+    known = dict(zip(first.indices, first.rows, strict=False))
+    pairs = [(known[i], r) for i, r in zip(other.indices, other.rows, strict=False) if i in known]
+    return len(pairs) >= MIN_SAMPLES and all(a == b for a, b in pairs)

@@ -1,0 +1,198 @@
+"""What a data loader is made of, as plain values: sampler, dataset, workers. Reads attributes; calls nothing of the user's but `len`."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import sys
+import zlib
+from typing import Any
+
+from . import digests, origins, sites
+
+MAX_KEPT = 65_536
+_bases: dict[tuple[int, str, int], int] = {}  # (id, type, length) of a dataset -> number in order of first sight
+EPOCH_WORDS = ("epoch", "seed", "round", "cycle", "shuffle")
+
+
+def pack(values: list[int]) -> str:
+    """uint32 values as zlib + base64."""
+    if not values:
+        return ""
+    return base64.b64encode(zlib.compress(struct.pack(f"<{len(values)}I", *(v & 0xFFFFFFFF for v in values)), 1)).decode()
+
+
+def describe(loader: Any) -> dict[str, Any]:
+    """Sampler, dataset and workers of a loader, as plain values."""
+    sampler = getattr(loader, "sampler", None)
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    inner = getattr(batch_sampler, "sampler", None)
+    chain = [s for s in (sampler, inner, batch_sampler) if s is not None]
+    distributed = next((s for s in chain if hasattr(s, "num_replicas") and hasattr(s, "rank")), None)
+    keeper = next((s for s in (distributed, batch_sampler, sampler, inner) if s is not None and hasattr(s, "set_epoch")), None)
+    dataset = loader.dataset
+    told: dict[str, Any] = {
+        "sampler": type(sampler).__name__,
+        "batch_sampler": type(batch_sampler).__name__,
+        "custom_batch_sampler": _custom(batch_sampler),
+        "custom_sampler": _custom(sampler) or _custom(inner),
+        "set_epoch": keeper is not None,
+        "sampler_epoch": _number(getattr(keeper, "epoch", None)),
+        "sampler_seed": _number(getattr(keeper, "seed", None)),
+        "dataset": type(dataset).__name__,
+        "dataset_id": number_of(dataset),
+        "dataset_len": length(dataset),
+        "iterable": _is_iterable(dataset),
+        "subset": _subset(dataset),
+        "epochs": epoch_attributes(dataset),
+        "num_workers": int(loader.num_workers),
+        "persistent": bool(getattr(loader, "persistent_workers", False)),
+        "batch_size": loader.batch_size if isinstance(loader.batch_size, int) else None,
+        "drop_last": bool(getattr(loader, "drop_last", False)),
+        "planned": _planned(loader),
+        "replacement": any(bool(getattr(s, "replacement", False)) for s in chain),
+        "generator_seed": _seed(getattr(sampler, "generator", None) or getattr(loader, "generator", None)),
+        "iter_at": sites.as_json(origins.method_line(type(dataset), "__iter__") or sites.UNKNOWN),
+    }
+    if distributed is not None:
+        told["distributed"] = {
+            "kind": type(distributed).__name__,
+            **{
+                k: _number(getattr(distributed, k, None))
+                for k in ("num_replicas", "rank", "epoch", "seed", "shuffle", "drop_last", "total_size", "num_samples")
+            },
+            "dataset_len": length(getattr(distributed, "dataset", None)),
+            "id": id(distributed),
+        }
+    return told
+
+
+def _custom(sampler: Any) -> bool:
+    return sampler is not None and not type(sampler).__module__.startswith("torch.") and not isinstance(sampler, (list, tuple, range))
+
+
+def _number(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+def number_of(dataset: Any) -> int:
+    """Datasets by order of first sight; a base dataset is numbered too (see `_subset`)."""
+    return _bases.setdefault((id(dataset), type(dataset).__name__, length(dataset)), len(_bases))
+
+
+def length(thing: Any) -> int:
+    try:
+        return len(thing) if type(thing).__len__ is not None else -1  # type: ignore[attr-defined]
+    except (TypeError, AttributeError, NotImplementedError):
+        return -1
+
+
+def _planned(loader: Any) -> int | None:
+    """len(loader) for a loader over a map-style dataset; asking an iterable one would make torch count and warn."""
+    if _is_iterable(loader.dataset):
+        return None
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def _is_iterable(dataset: Any) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return isinstance(dataset, IterableDataset)
+
+
+def _subset(dataset: Any) -> dict[str, Any] | None:
+    indices = getattr(dataset, "indices", None)
+    if type(dataset).__name__ != "Subset" or not isinstance(indices, (list, tuple, range)):
+        return None
+    head = list(indices[:MAX_KEPT])
+    try:
+        return {"num": len(indices), "order": zlib.crc32(repr(head).encode()), "set": zlib.crc32(repr(sorted(head)).encode()),
+                "of": length(dataset.dataset), "base": number_of(dataset.dataset), "indices": pack([int(i) for i in head[:8192]])}  # fmt: skip
+    except (TypeError, ValueError):
+        return None
+
+
+def _seed(generator: Any) -> int | None:
+    return int(generator.initial_seed()) if generator is not None and hasattr(generator, "initial_seed") else None
+
+
+def epoch_attributes(dataset: Any, depth: int = 0) -> dict[str, Any]:
+    """Plain numbers that the dataset keeps under a name like `epoch` or `seed`: they tell whether the script meant another order or content."""
+    found: dict[str, Any] = {}
+    if depth > 2 or not hasattr(dataset, "__dict__"):
+        return found
+    for name, value in list(vars(dataset).items())[:60]:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and any(w in name.lower() for w in EPOCH_WORDS):
+            found[name] = value
+        elif hasattr(value, "__dict__") and type(value).__module__ not in ("builtins", "types") and not callable(value):
+            for key, entry in epoch_attributes(value, depth + 1).items():
+                found[f"{name}.{key}"] = entry
+    return found
+
+
+def own_generators(dataset: Any) -> dict[str, int]:
+    """Digests of the states of random generators that the dataset itself owns: torch's, numpy's, python's."""
+    found: dict[str, int] = {}
+    if not hasattr(dataset, "__dict__"):
+        return found
+    for name, value in list(vars(dataset).items())[:60]:
+        state = generator_state(value)
+        if state:
+            found[name] = state
+    inner = vars(dataset).get("dataset")
+    if inner is not None:
+        found.update({f"dataset.{k}": v for k, v in own_generators(inner).items()})
+    return found
+
+
+def generator_state(value: Any) -> int:
+    """Digest of a generator's state; 0 for anything that is none."""
+    import random
+
+    import torch
+
+    if isinstance(value, torch.Generator):
+        return digests.wide(bytes(value.get_state().numpy().data)) if value.device.type == "cpu" else 0
+    if isinstance(value, random.Random):
+        return digests.wide(repr(value.getstate()[1]).encode())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        if isinstance(value, numpy.random.Generator):
+            return digests.wide(repr(value.bit_generator.state).encode())
+        if isinstance(value, numpy.random.RandomState):
+            return digests.wide(repr(value.get_state()).encode())
+    return 0
+
+
+def fingerprint(dataset: Any, depth: int = 0) -> dict[str, list[Any]]:
+    """Sequences that the dataset keeps: digest in order, digest of the sorted elements, length, line that assigned it. At most 20,000 elements each."""
+    found: dict[str, list[Any]] = {}
+    if depth > 2 or not hasattr(dataset, "__dict__"):
+        return found
+    for name, value in list(vars(dataset).items())[:40]:
+        texts = _elements(value)
+        if texts:
+            at = sites.as_json(origins.attribute_line(type(dataset), name) or sites.UNKNOWN)
+            found[name] = [zlib.crc32("\n".join(texts).encode()), zlib.crc32("\n".join(sorted(texts)).encode()), len(texts), at]
+        elif hasattr(value, "__dict__") and type(value).__module__ not in ("builtins", "types") and not hasattr(value, "parameters") and not callable(value):
+            for key, entry in fingerprint(value, depth + 1).items():
+                found[f"{name}.{key}"] = entry
+    return found
+
+
+def _elements(value: Any) -> list[str]:
+    """Texts of the elements of a sequence, or of the keys of a mapping; only plain elements, whose repr is cheap."""
+    if isinstance(value, dict):
+        value = list(value)
+    elif type(value).__name__ == "ndarray" and getattr(value, "ndim", 0) == 1 and 1 < value.size <= 200_000 and value.dtype.kind in "USif":
+        value = value[:20_000].tolist()
+    if not isinstance(value, (list, tuple)) or not 1 < len(value) <= 200_000 or not _is_plain(value[0]):
+        return []
+    return [repr(v)[:200] if _is_plain(v) else type(v).__name__ for v in value[:20_000]]
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bytes)) or (isinstance(value, tuple) and len(value) < 8 and all(isinstance(v, (str, int, float, bytes)) for v in value))
