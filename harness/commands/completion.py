@@ -33,8 +33,8 @@ def add_parser(sub: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     import shtab
 
-    from harness.cli import top_parser, verbs
     from harness.commands._output import emit, targets
+    from harness.commands._parser import top_parser, verbs
     from harness.errors import UsageError, did_you_mean
 
     if args.shell not in SHELLS:
