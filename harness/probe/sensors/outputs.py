@@ -1,14 +1,15 @@
 """What the script says and writes: print, logging, files opened, directories made, renames.
 
-Event "print" (first 400): site, text (300 characters), stream (1 or 2). Only what reaches the process's real stdout or stderr: a rank that mutes itself is silent.
-Event "log" (first 400): site, text, level, logger, console (a handler writes it to the terminal), format (that handler's).
-Event "open" (first 1000): site, path (real), mode ("w" truncates | "a" | "x" exclusive | "+" in place | "r" of a file that is younger than this
-process, or missing), exists, locks (file locks taken so far).
+Event "print" (first 400): site, text (300 characters), stream (1 or 2). Only what reaches the process's real stdout or stderr: a rank
+that mutes itself is silent. Event "log" (first 400): site, text, level, logger, console (a handler writes it to the terminal), format
+(that handler's). Event "open" (first 1000): site, path (real), mode ("w" truncates | "a" | "x" exclusive | "+" in place | "r" of a file
+that is younger than this process, or missing), exists, locks (file locks taken so far).
 Event "mkdir" (first 200): site, path. Event "rename" (first 400): site, src, dst (real paths).
-Event "event_file": path, torn_at: a TensorBoard file that ends within a record although its writer has gone. Event "sleep" (first 200): site; a script that polls.
+Event "event_file": path, torn_at: a TensorBoard file that ends within a record although its writer has gone. Event "sleep" (first 200):
+site; a script that polls.
 
-Files and directories come from an audit hook, which sees every way to open them. It runs inside calls that may hold locks, so it takes none, and must not
-raise: an exception there would abort the user's call.
+Files and directories come from an audit hook, which sees every way to open them. It runs inside calls that may hold locks, so it takes
+none, and must not raise: an exception there would abort the user's call.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def _room(kind: str) -> bool:
 def _print(original: Any) -> Any:
     note = quiet(_note_print)
 
-    def print(*args: Any, **kwargs: Any) -> Any:  # noqa: A001  (it stands in for the builtin, for tracebacks' sake too)
+    def print(*args: Any, **kwargs: Any) -> Any:
         if _counts.get("print", 0) < MAX["print"]:
             note(args, kwargs, sites.here(2))
         return original(*args, **kwargs)
@@ -84,7 +85,9 @@ def _text(value: Any) -> str:
         return f"[{', '.join(_text(v) for v in inner)}]"[:300]
     kind = type(value)
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if (numpy and issubclass(kind, numpy.generic)) or (torch and kind is torch.Tensor and value.device.type == "cpu" and value.numel() == 1):
+    if (numpy and issubclass(kind, numpy.generic)) or (
+        torch and kind is torch.Tensor and value.device.type == "cpu" and value.numel() == 1
+    ):
         return str(value.item())
     return f"<{kind.__name__}>"
 
@@ -95,7 +98,13 @@ def _after_log(result: Any, logger: Any, record: Any) -> None:
     console, formats = _console(logger, record)
     args = record.args if isinstance(record.args, tuple) else ()
     plain = all(isinstance(a, (str, int, float, type(None))) for a in args)
-    text = record.getMessage() if plain and isinstance(record.msg, str) else str(record.msg) if isinstance(record.msg, str) else _text(record.msg)
+    text = (
+        record.getMessage()
+        if plain and isinstance(record.msg, str)
+        else str(record.msg)
+        if isinstance(record.msg, str)
+        else _text(record.msg)
+    )
     site = (record.pathname, record.lineno, record.funcName)
     S.recorder.event("log", site, text=text[:300], level=record.levelname, logger=record.name, console=console, format=formats)
 
@@ -128,11 +137,15 @@ def _audit(event: str, args: Any) -> None:
 
 def _ours(full: str) -> bool:
     run = S.recorder.run_dir
-    return full.startswith((os.path.join(run, protocol.REC_DIR, ""), os.path.join(run, protocol.LOG_DIR, ""), os.path.join(run, protocol.STACKS_REQUEST)))
+    return full.startswith(
+        (os.path.join(run, protocol.REC_DIR, ""), os.path.join(run, protocol.LOG_DIR, ""), os.path.join(run, protocol.STACKS_REQUEST))
+    )
 
 
 def _boring(full: str) -> bool:
-    return full.startswith(_quiet_roots) or full.startswith(_hidden_home) or "__pycache__" in full or "/torchinductor_" in full or _ours(full)
+    return (
+        full.startswith(_quiet_roots) or full.startswith(_hidden_home) or "__pycache__" in full or "/torchinductor_" in full or _ours(full)
+    )
 
 
 def _on_open(path: Any, mode: Any, flags: Any) -> None:
@@ -160,7 +173,7 @@ def _kind(mode: str, flags: int) -> str:
         return "x"
     if "a" in mode or flags & os.O_APPEND:
         return "a"
-    if "w" in mode or flags & os.O_TRUNC or flags & os.O_CREAT and not flags & os.O_RDWR:
+    if "w" in mode or flags & os.O_TRUNC or (flags & os.O_CREAT and not flags & os.O_RDWR):
         return "w"
     return "+"
 

@@ -1,9 +1,9 @@
 """Checkpoint files: torch.save and torch.load.
 
-Event "save" (before and after): site, path (real; "" for a buffer), done, error; before: what `shape_of` says, optimizers (see states.py).
-Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only, and after it what `shape_of`
-says, locations {storage tag: number} as saved, device (this process's own), savers [{line, text, same}] of a load that failed: the calls of torch.save in the
-same file, and whether they name the same path expression.
+Event "save" (before and after): site, path (real; "" for a buffer), done, error; before: what `shape_of` says.
+Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only, and
+after it what `shape_of` says, locations {storage tag: number} as saved, device (this process's own), savers [{line, text, same}] of a
+load that failed: the calls of torch.save in the same file, and whether they name the same path expression.
 `shape_of`: kind, keys, groups {key: role}, numbers {key: value}, tensors (names, first 400), num_tensors.
 What is loaded into what stands in states.py.
 """
@@ -21,12 +21,12 @@ from typing import Any
 from .. import sites
 from ..patching import quiet, wrap
 from ..state import S
-from . import states
 
 MAX_NAMES = 400
 MAX_WALKED = 20_000
 _loaded: list[tuple[str, dict[int, weakref.ref[Any]]]] = []  # (path, its tensors) of the last loads
 _locations: dict[str, int] = {}
+at_save: list[Any] = []  # sensors that look at what is about to be saved: (object, site, path)
 
 
 def walk(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -84,12 +84,11 @@ def path_of(f: Any) -> str:
 
 
 def _save(original: Any) -> Any:
-    note, used = quiet(_note_save), quiet(states.note_saved)
+    note = quiet(_note_save)
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         site = sites.here(2)
         note(f, site, obj)
-        used(obj, site, f)
         try:
             result = original(obj, f, *args, **kwargs)
         except BaseException as error:
@@ -102,7 +101,9 @@ def _save(original: Any) -> Any:
 
 
 def _note_save(f: Any, site: sites.Site, obj: Any = None, error: BaseException | None = None) -> None:
-    what = {} if obj is None else shape_of(obj) | {"optimizers": states.optimizers_in(obj)}
+    what = {} if obj is None else shape_of(obj)
+    for look in at_save if obj is not None else ():
+        look(obj, site, path_of(f))
     S.recorder.event("save", site, path=path_of(f), done=obj is None and error is None, error=repr(error)[:300] if error else "", **what)
 
 
@@ -134,7 +135,18 @@ def _before_load(f: Any, args: Any, kwargs: Any, site: sites.Site) -> dict[str, 
 
 def _after_load(f: Any, result: Any, site: sites.Site, told: dict[str, Any] | None) -> None:
     path = path_of(f)
-    S.recorder.event("load", site, path=path, done=True, exists=True, error="", locations=dict(_locations), device=_device(), **(told or {}), **shape_of(result))
+    S.recorder.event(
+        "load",
+        site,
+        path=path,
+        done=True,
+        exists=True,
+        error="",
+        locations=dict(_locations),
+        device=_device(),
+        **(told or {}),
+        **shape_of(result),
+    )
     refs: dict[int, weakref.ref[Any]] = {}
     for _, tensor in walk(result):
         if len(refs) < MAX_NAMES:
@@ -170,7 +182,7 @@ def _savers(site: sites.Site) -> list[dict[str, Any]]:
 
 
 def _called(call: ast.Call) -> str:
-    """"save" for torch.save(...), "load" for torch.load(...); else ""."""
+    """ "save" for torch.save(...), "load" for torch.load(...); else ""."""
     function = call.func
     name = function.attr if isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "torch" else ""
     return name
@@ -194,6 +206,7 @@ def _device() -> str:
 
 def _restore(original: Any) -> Any:
     """torch asks this for the function that puts a storage where it was saved, or where map_location says."""
+
     def _get_restore_location(map_location: Any) -> Any:
         inner = original(map_location)
 

@@ -1,9 +1,11 @@
 """Processes that the script makes itself, and memory it shares with them (hogwild).
 
-Event "process_start" (in the parent): method, target, args (modules among them: class, shared, num, digest, grads_shared, optimizer), threads,
-site. Event "process_join" (in the parent): digest of the same modules once the child has been joined; changed.
-Event "child_models" (in the child, at its first step): shared, opt, state_shared, grads_shared.
-Event "share_memory": module or tensor, site.
+Event "process_start" (in the parent, once the child runs): site, key, child (pid), method, target, models [{module, id, num, shapes,
+before, shared_before, shared, requires_grad, grads, grads_shared}], threads, os_threads, shm_free, shm_total. `before`: is_shared()
+counts before start(): spawn and forkserver share what they pass on the way.
+Event "process_join" (in the parent, once it is known that the child has ended, or at the parent's own end): key, child, exitcode, models
+[{id, changed}], left. Event "child_models" (in the child, at its second step): num, shared, grads_shared, state, state_shared, opt, kind.
+Event "share_memory": kind, site, shm_free, shm_total.
 """
 
 from __future__ import annotations
@@ -13,63 +15,104 @@ import weakref
 from typing import Any
 
 from .. import closures, digests, sites
-from ..arm import on_import
-from ..patching import after, before, quiet
+from ..arm import at_close, on_import
+from ..patching import quiet, wrap
 from ..state import S
 
+MAX_MODULES = 16
+FULL_BYTES = 32_000_000  # up to here every bit of a model is compared (20 ms); beyond, samples of each tensor
 
-_started: dict[int, tuple[sites.Site, list[tuple[Any, int]]]] = {}
+
+class Started:
+    """What the parent remembers of a child: digests of the models that it was given."""
+
+    def __init__(self, site: sites.Site, modules: list[Any]) -> None:
+        self.site, self.pid = site, os.getpid()  # a forked child inherits the table, not the children
+        self.models = [(weakref.ref(m), _digest(m)) for m in modules]
+
+
+_started: dict[int, tuple[weakref.ref[Any], Started]] = {}
+
+
+def _digest(module: Any) -> int:
+    params = [p for p in module.parameters() if p.device.type == "cpu"]
+    if sum(p.numel() * p.element_size() for p in params) > FULL_BYTES:
+        return digests.of_tensors(params)[0]
+    return digests.wide(b"".join(digests.full(p).to_bytes(4, "little") for p in params))
 
 
 def _modules(process: Any) -> list[Any]:
-    """nn.Modules that a Process is given: among its arguments, their attributes, and in the target's closure and globals it names."""
+    """nn.Modules in reach of a Process: its arguments, its own attributes, what its target closes over or names."""
     import torch
 
-    args = [*getattr(process, "_args", ()), *dict(getattr(process, "_kwargs", {})).values()]
-    target = getattr(process, "_target", None)
-    args.extend(closures.values(target))
-    if type(process)._target if hasattr(type(process), "_target") else False:
-        args.append(process)
+    roots = [
+        getattr(process, "_args", ()),
+        getattr(process, "_kwargs", {}),
+        getattr(process, "_target", None),
+        dict(vars(process)),
+        type(process).run,
+    ]
     found: list[Any] = []
-    for item in [*args, process]:
-        candidates = [item, *(vars(item).values() if hasattr(item, "__dict__") and not isinstance(item, torch.nn.Module) else ())]
-        if isinstance(item, (list, tuple)):
-            candidates.extend(item)
-        if isinstance(item, dict):
-            candidates.extend(item.values())
-        for candidate in candidates:
-            if isinstance(candidate, torch.nn.Module) and all(candidate is not m for m in found):
-                found.append(candidate)
-    return found[:8]
+    for thing in closures.reach(roots, torch.nn.Module):
+        if isinstance(thing, torch.nn.Module) and len(found) < MAX_MODULES and any(True for _ in thing.parameters()):
+            found.append(thing)
+    inner = {id(child) for m in found for child in m.modules() if child is not m}
+    return [m for m in found if id(m) not in inner]
 
 
-def _params(module: Any) -> list[Any]:
-    return list(module.parameters())
+def _told(module: Any) -> dict[str, Any]:
+    params = list(module.parameters())
+    cpu = [p for p in params if p.device.type == "cpu"]
+    return {
+        "module": type(module).__name__, "id": id(module), "num": len(params), "shapes": sorted([list(p.shape) for p in params])[:400],
+        "requires_grad": sum(p.requires_grad for p in params), "shared": sum(p.is_shared() for p in cpu),
+        "grads": sum(p.grad is not None for p in cpu), "grads_shared": sum(p.grad is not None and p.grad.is_shared() for p in cpu),
+    }  # fmt: skip
 
 
-def _before_start(process: Any) -> None:
+def _is_loader(process: Any) -> bool:
+    """Processes that torch's loaders and multiprocessing's managers start for themselves."""
+    module = getattr(getattr(process, "_target", None), "__module__", "") or ""
+    return "utils.data" in module or module in ("multiprocessing.managers", "torch.multiprocessing.pool")
+
+
+def _start(original: Any) -> Any:
+    look, told = quiet(_before_start), quiet(_after_start)
+
+    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if S.recorder.disabled or _is_loader(self):
+            return original(self, *args, **kwargs)
+        site, name = sites.here(2), _target_name(self)
+        modules, before = look(self, site) or ([], [])
+        result = original(self, *args, **kwargs)
+        told(self, name, modules, before, site)
+        return result
+
+    return start
+
+
+def _target_name(process: Any) -> str:
+    """Name of the function that the child runs; start() deletes it from the process."""
     target = getattr(process, "_target", None)
-    if "utils.data" in (getattr(target, "__module__", "") or "") or S.recorder.disabled:
-        return
+    name = getattr(target, "__name__", type(process).__name__)
+    if name == "_wrap" and getattr(process, "_args", ()):  # torch.multiprocessing.spawn
+        return str(getattr(process._args[0], "__name__", name))
+    return str(name)
+
+
+def _before_start(process: Any, site: sites.Site) -> tuple[list[Any], list[int]]:
+    modules = _modules(process)
+    _started[id(process)] = (weakref.ref(process), Started(site, modules))
+    return modules, [sum(p.is_shared() for p in m.parameters() if p.device.type == "cpu") for m in modules]
+
+
+def _after_start(process: Any, name: str, modules: list[Any], before: list[int], site: sites.Site) -> None:
     import torch
 
-    modules = _modules(process)
-    site = sites.here(4)
-    told = []
-    for module in modules:
-        params = _params(module)
-        told.append({
-            "module": type(module).__name__, "num": len(params), "shared": sum(p.is_shared() for p in params if p.device.type == "cpu"),
-            "grads": sum(p.grad is not None for p in params), "grads_shared": sum(p.grad is not None and p.grad.is_shared() for p in params),
-            "requires_grad": sum(p.requires_grad for p in params),
-        })  # fmt: skip
-    _started[id(process)] = (site, [(weakref.ref(m), digests.of_tensors(_params(m))[0]) for m in modules])
-    inner = getattr(target, "__name__", "")
-    if inner == "_wrap" and getattr(process, "_args", ()):
-        inner = getattr(process._args[0], "__name__", inner)
+    models = [_told(m) | {"shared_before": b} for m, b in zip(modules, before, strict=True)]
     S.recorder.event(
-        "process_start", site, method=_method(process), target=inner, models=told, threads=torch.get_num_threads(), os_threads=_os_threads(),
-        key=id(process),
+        "process_start", site, key=id(process), child=process.pid, method=_method(process), target=name, models=models,
+        threads=torch.get_num_threads(), os_threads=_os_threads(), **_shm(),
     )  # fmt: skip
 
 
@@ -87,30 +130,87 @@ def _os_threads() -> int:
         return 0
 
 
-def _after_join(result: Any, process: Any, *args: Any, **kwargs: Any) -> None:
-    if id(process) not in _started or process.exitcode is None:
+def _shm() -> dict[str, int]:
+    """Room in /dev/shm, where torch keeps what processes share."""
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return {}
+    return {"shm_free": room.f_bavail * room.f_frsize, "shm_total": room.f_blocks * room.f_frsize}
+
+
+def _join(original: Any) -> Any:
+    note = quiet(_ended)
+
+    def join(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self) not in _started:
+            return original(self, *args, **kwargs)
+        S.recorder.enter("join", sites.here(2))
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            S.recorder.leave()
+        note(self)
+        return result
+
+    return join
+
+
+def _ended(process: Any) -> None:
+    ref, started = _started[id(process)]
+    code = getattr(getattr(process, "_popen", None), "returncode", None)
+    if ref() is not process or code is None:
         return
-    site, modules = _started.pop(id(process))
-    changed = []
-    for ref, digest in modules:
-        module = ref()
-        if module is not None:
-            changed.append({"module": type(module).__name__, "changed": digests.of_tensors(_params(module))[0] != digest})
-    S.recorder.event("process_join", site, models=changed, exitcode=process.exitcode, key=id(process), child=process.pid)
+    del _started[id(process)]
+    S.recorder.event("process_join", started.site, key=id(process), child=process.pid, exitcode=code, models=_changes(started), left=False)
 
 
-def _after_share(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    S.recorder.event("share_memory", sites.here(4), kind=type(self).__name__)
+def _changes(started: Started) -> list[dict[str, Any]]:
+    living = [(module, digest) for ref, digest in started.models if (module := ref()) is not None]
+    return [{"id": id(module), "module": type(module).__name__, "changed": _digest(module) != digest} for module, digest in living]
 
 
-_told: set[int] = set()
+def finish() -> None:
+    """Children that nobody joined. Their exit status is the script's to collect."""
+    for ref, started in [entry for entry in _started.values() if entry[1].pid == os.getpid()]:
+        process = ref()
+        S.recorder.event(
+            "process_join",
+            started.site,
+            key=id(process),
+            child=getattr(process, "pid", None),
+            exitcode=None,
+            models=_changes(started),
+            left=True,
+        )
+    _started.clear()
+
+
+def _share(original: Any) -> Any:
+    note = quiet(lambda kind, site: S.recorder.event("share_memory", site, kind=kind, **_shm()))
+
+    def share(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _depth[0] += 1  # a module shares tensor by tensor: told once
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _depth[0] -= 1
+        if not _depth[0]:
+            note(type(self).__name__, sites.here(2))
+        return result
+
+    return share
+
+
+_depth = [0]
+_told_opts: set[int] = set()
 
 
 def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     """In a process of the script's own: what of the model, its gradients and the optimizer's state is shared."""
-    if S.recorder.role != "child" or S.group is not None or witness.opt in _told or S.steps < 1:
+    if S.recorder.role != "child" or S.group is not None or witness.opt in _told_opts or S.steps < 1:
         return
-    _told.add(witness.opt)
+    _told_opts.add(witness.opt)
     living = [p for p in params if p is not None and p.device.type == "cpu"]
     state = [v for p in living for v in optimizer.state.get(p, {}).values() if hasattr(v, "is_shared") and v.dim()]
     S.recorder.event(
@@ -119,15 +219,18 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     )  # fmt: skip
 
 
+def _processes(module: Any) -> None:
+    wrap(module.BaseProcess, "start", _start)
+    wrap(module.BaseProcess, "join", _join)
+
+
 def arm() -> None:
     import torch
 
     from . import steps
 
-    on_import("multiprocessing.process", lambda module: (before(module.BaseProcess, "start", _before_start), after(module.BaseProcess, "join", _after_join)))  # type: ignore[arg-type, return-value]
-    after(torch.nn.Module, "share_memory", _after_share)
-    after(torch.Tensor, "share_memory_", _after_share)
+    on_import("multiprocessing.process", _processes)
+    wrap(torch.nn.Module, "share_memory", _share)
+    wrap(torch.Tensor, "share_memory_", _share)
     steps.at_step.append(_at_step)
-
-
-_ = quiet
+    at_close.append(quiet(finish))

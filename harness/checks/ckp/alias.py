@@ -1,0 +1,92 @@
+"""CKP109 alias-for-copy: weights that were kept as "the best" are the live ones.
+
+What it does
+    Remembers, by weak reference, the tensors that each `state_dict()` gave out. A finding where a dict of an earlier step is loaded or
+    saved after more steps, its tensors are still the model's own memory, and the weights have moved in between.
+
+Why it is bad
+    `state_dict()` gives references, not copies. What is called the best model is the last one, and nothing says so.
+
+Wrong
+    if loss < best:
+        best, state = loss, model.state_dict()
+
+Right
+    if loss < best:
+        best, state = loss, copy.deepcopy(model.state_dict())     # or {k: v.clone() for k, v in ...}
+
+Known limits
+    A dict that is read out once before training and then saved again and again means the live weights, and is silent. A second name for
+    the model itself (`best = model`) is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.ckp import files
+from harness.checks.order import number
+from harness.model import Finding, Severity, Where
+from harness.record import Event, Run, where_of
+
+
+class AliasForCopy(Check):
+    code = "CKP109"
+    name = "alias-for-copy"
+    severity = Severity.ERROR
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        if not any(r.of("state_dict") or r.of("load_state") for r in run.present):
+            raise NotApplicable("no model's state is read out or loaded")
+        hits: list[tuple[int, Event]] = []
+        for rank, recording in enumerate(run.ranks):
+            if recording is not None:
+                used = [e for e in recording.of("alias_used") if e["changed"]]
+                hits.extend((rank, e) for e in used if not _means_live(e, used))
+                hits.extend((rank, e) for e in recording.of("load_state") if _no_op(e))
+        told: set[tuple[str, int]] = set()
+        for rank, event in hits:
+            where = self._where(event)
+            place = (where.file, where.line) if where else ("", 0)
+            if place not in told:
+                told.add(place)
+                yield self._finding(event, where, sorted({r for r, e in hits if self._where(e) == where}) or [rank])
+
+    def _where(self, event: Event) -> Where | None:
+        """The statement that kept the dict; the load where that is not known."""
+        return where_of(event["kept_at"]) or event.where
+
+    def _finding(self, event: Event, where: Where | None, ranks: list[int]) -> Finding:
+        used = event.where
+        line = f"line {used.line}" if used else "a later line"
+        if event.kind == "load_state":
+            message = "the state that is loaded is the model's own memory: nothing is restored"
+            notes = [f"{event['num_self']} of {event['total']} tensors are given back to themselves, after {event.step} steps"]
+        else:
+            does = "loads" if event["how"] == "load" else f"saves as {files.name(str(event['path'] or '')) or 'a file'}"
+            message = (
+                f"the weights kept at step {event['steps_before']} are the live ones: {line} {does} those of step {event['steps_now']}"
+            )
+            notes = ["state_dict() gives references to the parameters, and every step since has changed them"]
+        return self.finding(
+            message,
+            where=where,
+            ranks=ranks,
+            notes=notes,
+            help="keep a copy: `copy.deepcopy(model.state_dict())`",
+            evidence={"steps_before": event["steps_before"], "steps_now": event["steps_now"]},
+        )
+
+
+def _means_live(event: Event, used: list[Event]) -> bool:
+    """Read out before the first step, or put to use at several steps: the script wants what the weights are now."""
+    if number(event["steps_before"]) == 0:
+        return True
+    return len({number(e["steps_now"]) for e in used if e["token"] == event["token"]}) > 1
+
+
+def _no_op(event: Event) -> bool:
+    """Every tensor is the module's own, by a dict that was not made in this step."""
+    total = number(event["total"])
+    return total > 0 and number(event["num_self"]) >= total and not event["fresh"] and event.step > 0 and not event["error"]

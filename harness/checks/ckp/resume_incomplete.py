@@ -1,0 +1,159 @@
+"""CKP107 resume-incomplete: a checkpoint holds more than was restored from it, and training goes on.
+
+What it does
+    Compares what a loaded checkpoint holds (model, optimizer, scheduler, scaler) with what was put back before the next step.
+
+Why it is bad
+    Adam starts without moments, the schedule from its warm-up, the scaler from its first guess. The loss jumps at every resume and
+    training is another one than without the interruption.
+
+Wrong
+    checkpoint = torch.load(path)
+    model.load_state_dict(checkpoint["model"])
+
+Right
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    scheduler.load_state_dict(checkpoint["scheduler"])
+    first_epoch = checkpoint["epoch"] + 1
+
+Known limits
+    Fine-tuning starts from a checkpoint with a new optimizer on purpose. It is told apart by this: the file was not written by this run,
+    nothing but the model is restored, and the script does not write files of the same layout: that is silent. Epochs that count from 0
+    again are DAT112's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.ckp import files
+from harness.checks.order import number
+from harness.model import Finding, Severity, Where
+from harness.record import Event, Recording, Run
+
+RESTORES = {"optimizer": "load_optimizer", "scheduler": "load_scheduler", "scaler": "load_scaler"}
+
+
+class ResumeIncomplete(Check):
+    code = "CKP107"
+    name = "resume-incomplete"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        loads = [load for load in files.loads(run) if load.ok]
+        if not loads:
+            raise NotApplicable("nothing is loaded with torch.load")
+        told: set[tuple[str, int]] = set()
+        applied = False
+        for load in loads:
+            recording = run.ranks[load.rank]
+            if recording is None or load.end is None or files.steps_after(recording, load.begin) == 0 or not _restored(recording, load):
+                continue
+            applied = True
+            where = load.begin.where
+            place = (where.file, where.line) if where else ("", 0)
+            lost = self._lost(run, recording, load)
+            if place not in told and lost:
+                told.add(place)
+                yield self._finding(load, recording, lost, sorted({o.rank for o in loads if o.begin.where == where}))
+        if not applied:
+            raise NotApplicable("no training continues from a checkpoint")
+
+    def _lost(self, run: Run, recording: Recording, load: files.Load) -> list[str]:
+        """Parts of the checkpoint that nobody restored although this training needs them."""
+        groups = load.groups
+        held = [(entry, role) for entry, role in groups.items() if role in RESTORES]
+        missing = [(entry, role) for entry, role in held if not _given_back(run, recording, load, RESTORES[role])]
+        kept = [role for _, role in held if (_, role) not in missing]
+        if not missing or not (len(kept) > 0 or _own_layout(run, load)):
+            return []
+        return [entry for entry, role in missing if _used(recording, load, role)]
+
+    def _finding(self, load: files.Load, recording: Recording, lost: list[str], ranks: list[int]) -> Finding:
+        parts = ", ".join(f"`{entry}`" for entry in lost)
+        numbers = load.end["numbers"] if load.end is not None else None
+        epoch = [f"it is of {k} {v}" for k, v in (numbers or {}).items() if k in ("epoch", "step", "global_step", "iteration")]
+        return self.finding(
+            f"training goes on from {files.name(load.path) or 'a checkpoint'} without its {parts}",
+            where=_site(recording, load) or load.begin.where,
+            ranks=ranks,
+            notes=[
+                f"the checkpoint holds {', '.join(f'`{k}`' for k in load.groups)}",
+                *epoch,
+                f"{files.steps_after(recording, load.begin)} steps follow",
+            ],
+            help="restore it as well: " + "; ".join(f"`{_object(load.groups[e])}.load_state_dict(checkpoint[{e!r}])`" for e in lost),
+            evidence={"lost": lost},
+        )
+
+
+def _object(role: str) -> str:
+    return {"optimizer": "optimizer", "scheduler": "scheduler", "scaler": "scaler"}.get(role, role)
+
+
+def _next(recording: Recording, load: files.Load) -> int:
+    """Time of the next load of a file, the end of what this one can have given."""
+    assert load.end is not None
+    end_ns = load.end.t_ns
+    return min((e.t_ns for e in recording.of("load") if not e["done"] and e.t_ns > end_ns), default=1 << 62)
+
+
+def _between(recording: Recording, load: files.Load, kind: str) -> list[Event]:
+    """Events of a kind after the load, before the next load and before three steps are taken."""
+    assert load.end is not None
+    begin, end = load.end.t_ns, _next(recording, load)
+    return [e for e in recording.of(kind) if begin <= e.t_ns <= end and e.step <= number(load.end.step)]
+
+
+def _restored(recording: Recording, load: files.Load) -> bool:
+    """The model was given this file's tensors, most of them."""
+    found = [e for e in _between(recording, load, "load_state") if not e["error"] and e["source"] in ("", load.path)]
+    return any(2 * number(e["matched"]) > number(e["total"]) for e in found)
+
+
+def _site(recording: Recording, load: files.Load) -> Where | None:
+    found = [e for e in _between(recording, load, "load_state") if not e["error"]]
+    return found[0].where if found else None
+
+
+def _given_back(run: Run, recording: Recording, load: files.Load, kind: str) -> bool:
+    """Restored on this rank, or on another and sent here (CKP106 judges that)."""
+    if _between(recording, load, kind):
+        return True
+    if kind == "load_scheduler" and any((e["last_epoch"] or 0) > 0 for e in recording.of("scheduler_made")):
+        return True
+    return any(e.step >= number(load.begin.step) for other in run.present if other is not recording for e in other.of(kind))
+
+
+def _own_layout(run: Run, load: files.Load) -> bool:
+    """The run writes this very file, or files with the same entries: it is the script's own checkpoint."""
+    keys = set(load.groups)
+    return any(
+        e["path"] == load.path or (isinstance(e["groups"], dict) and set(e["groups"]) == keys) for r in run.present for e in r.of("save")
+    )
+
+
+def _used(recording: Recording, load: files.Load, role: str) -> bool:
+    """Whether the training that follows has such a thing, and a fresh one: an optimizer that was stepped before goes on with its own state."""
+    step = number(load.begin.step)
+    rows = [row for row in recording.all_rows() if row.step >= step]
+    if role == "scaler":
+        return any(row.scale > 0 for row in rows)
+    if role == "scheduler":
+        return bool(rows) and rows[-1].sched > rows[0].sched and rows[0].sched <= _scheduled(recording, step)
+    old = {row.opt for row in recording.all_rows() if row.step < step}
+    fresh = {row.opt for row in rows if row.opt not in old and row.opt != 65_535}
+    known = {_likeness(e) for e in recording.of("params") if e["opt"] in old}
+    return any(e["opt"] in fresh and (not known or _likeness(e) in known) for e in recording.of("params"))
+
+
+def _likeness(event: Event) -> tuple[str, int]:
+    """Kind of an optimizer and number of its parameters: a second stage has another one on purpose."""
+    return str(event["kind"]), len(event["names"] or ())
+
+
+def _scheduled(recording: Recording, step: int) -> int:
+    """Scheduler steps before the load, and the one that construction makes; more means that the script wound a new one forward."""
+    return max((row.sched for row in recording.all_rows() if row.step < step), default=0) + 1

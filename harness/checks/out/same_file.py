@@ -1,0 +1,135 @@
+"""OUT103 every-rank-writes-same-file: several ranks open one file for writing, or each makes a run folder of its own by its own clock.
+
+What it does
+    Compares the real paths that the ranks open for writing between two synchronisations, and the folders that they make at one statement.
+
+Why it is bad
+    A log with a row a rank, in changing order, from processes that overwrite each other; on a network file system, rows that vanish. A
+    folder named after the time of day is another one on each rank: checkpoints and logs of one run lie in several places.
+
+Wrong
+    with open("metrics.csv", "a") as f: ...                        # on every rank
+    run_dir = time.strftime("runs/%Y%m%d-%H%M%S")                  # on every rank
+
+Right
+    if rank == 0:
+        with open("metrics.csv", "a") as f: ...
+    box = [time.strftime("runs/%Y%m%d-%H%M%S")]
+    dist.broadcast_object_list(box, src=0)                         # one name for all
+
+Known limits
+    Silent on files opened exclusively or under a file lock, in-place updates (`r+`), caches in the home folder, and ranks that take turns
+    with a barrier. Ranks on different nodes are not compared. Files of torch.save are CKP101's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.ckp import files
+from harness.checks.order import Clocks
+from harness.checks.out import folders
+from harness.model import Finding, Severity
+from harness.record import Event, Run
+
+Writer = tuple[int, Event]
+
+
+class EveryRankWritesSameFile(Check):
+    code = "OUT103"
+    name = "every-rank-writes-same-file"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        if len(run.present) < 2:
+            raise NotApplicable("one rank")
+        opened, renamed = _writers(run), _renamers(run)
+        if not opened and not renamed and not any(True for _ in run.events("mkdir")):
+            raise NotApplicable("no file is written")
+        clocks = Clocks(run)
+        together = {path: found for path, group in opened.items() if (found := _unordered(clocks, group))}
+        if together and not clocks.reliable:
+            raise Inconclusive("the ranks counted different numbers of collectives, so what they write cannot be put in order")
+        yield from self._files(together)
+        for path, group in renamed.items():
+            if path not in together and (found := _unordered(clocks, group)):
+                yield self._replaced(path, found)
+        yield from (self._folder(apart) for apart in folders.apart(run, clocks))
+
+    def _files(self, together: dict[str, list[Writer]]) -> Iterable[Finding]:
+        by_site: dict[tuple[str, int], dict[str, list[Writer]]] = {}
+        for path, group in together.items():
+            where = group[0][1].where
+            by_site.setdefault((where.file, where.line) if where else ("", 0), {})[path] = group
+        for paths in by_site.values():
+            path, group = next(iter(paths.items()))
+            ranks = sorted({rank for found in paths.values() for rank, _ in found})
+            appends = group[0][1]["mode"] == "a"
+            more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+            yield self.finding(
+                f"{len(ranks)} ranks write to {files.name(path)}{more} at the same time",
+                where=group[0][1].where,
+                ranks=ranks,
+                notes=[
+                    f"{len(group)} opens of {files.short(path)}",
+                    "every rank appends its own rows, in changing order"
+                    if appends
+                    else "each open empties the file under the other writer",
+                ],
+                help="write under `if rank == 0:`, after reducing the numbers over all ranks; or give each rank a file of its own",
+                evidence={"path": path, "opens": len(group)},
+            )
+
+    def _replaced(self, path: str, group: Sequence[Writer]) -> Finding:
+        return self.finding(
+            f"{len({r for r, _ in group})} ranks make {files.name(path)}, each renames its own copy over it",
+            where=group[0][1].where,
+            ranks=sorted({rank for rank, _ in group}),
+            notes=["the file is never half written, the work is done once a rank"],
+            help="make it under `if rank == 0:` and let the others wait at a barrier",
+            severity=Severity.ADVICE,
+        )
+
+    def _folder(self, apart: folders.Apart) -> Finding:
+        names = ", ".join(f"{files.name(p)} (rank {r})" for r, p in list(apart.paths.items())[:3])
+        return self.finding(
+            f"{len(set(apart.paths.values()))} run folders for one run: each rank names its own by its clock",
+            where=apart.where,
+            ranks=sorted(apart.paths),
+            notes=[names],
+            help="make the name on rank 0 and send it to all with `dist.broadcast_object_list`",
+            evidence={"paths": {str(r): p for r, p in apart.paths.items()}},
+        )
+
+
+def _writers(run: Run) -> dict[str, list[Writer]]:
+    saved = {str(e["path"]) for _, e in run.events("save")}
+    found: dict[str, list[Writer]] = {}
+    for rank, event in run.events("open"):
+        path = str(event["path"] or "")
+        if event["mode"] in ("w", "a") and not event["locks"] and path not in saved and not path.endswith((".lock", ".lck")):
+            found.setdefault(path, []).append((rank, event))
+    return {path: group for path, group in found.items() if len({rank for rank, _ in group}) > 1}
+
+
+def _renamers(run: Run) -> dict[str, list[Writer]]:
+    saved = {str(e["path"]) for _, e in run.events("save")}
+    found: dict[str, list[Writer]] = {}
+    for rank, event in run.events("rename"):
+        if event["src"] not in saved:
+            found.setdefault(str(event["dst"]), []).append((rank, event))
+    return {path: group for path, group in found.items() if len({rank for rank, _ in group}) > 1}
+
+
+def _unordered(clocks: Clocks, group: Sequence[Writer]) -> list[Writer]:
+    """The opens that another rank's open of the same file may overlap."""
+    moments: dict[int, list[Writer]] = {}
+    for rank, event in group:
+        moments.setdefault(clocks.at(rank, event), []).append((rank, event))
+    return [
+        (rank, event)
+        for found in moments.values()
+        for rank, event in found
+        if any(o != rank and clocks.same_host(o, rank) and clocks.unordered(rank, event, o, other) for o, other in found)
+    ]

@@ -1,0 +1,74 @@
+"""SHM105 shared-model-never-updated: the model is shared, but the workers' steps land elsewhere.
+
+What it does
+    Compares the shared parameters before the first process starts and after the last is joined, where the processes have trained a model
+    of the same shapes.
+
+Why it is bad
+    The optimizer holds a local copy, or `p.data = ...` makes new private tensors: each worker improves, the shared model stays as it was.
+
+Wrong
+    local = copy.deepcopy(shared)
+    optimizer = SGD(local.parameters(), lr)               # nothing writes back
+
+Right
+    optimizer = SGD(shared.parameters(), lr)
+    for p, s in zip(local.parameters(), shared.parameters()):
+        s.grad = p.grad                                   # then optimizer.step()
+
+Known limits
+    Silent where the parent trains or loads state afterwards, where the workers only evaluate, and where a worker failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.shm import workers
+from harness.model import Finding, Severity, Where
+from harness.record import Run
+
+
+class SharedModelNeverUpdated(Check):
+    code = "SHM105"
+    name = "shared-model-never-updated"
+    severity = Severity.ERROR
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        teams = [t for t in workers.teams(run) if any(w.trained for w in t.workers)]
+        if not teams:
+            raise NotApplicable("no process of the script's own trains")
+        if not any(m.shared for t in teams for w in t.workers for m in w.models):
+            raise NotApplicable("no model is shared with other processes")
+        told: set[tuple[str, int]] = set()
+        for one in workers.untouched(run):
+            where = _step_site(one) or one.workers[0].where
+            place = (where.file, where.line) if where else ("", 0)
+            if not one.model.shared or place in told:
+                continue
+            told.add(place)
+            steps = sum(w.steps for w in one.workers)
+            yield self.finding(
+                f"the shared `{one.model.kind}` never changes: {len(one.workers)} workers took {steps} steps on tensors of their own",
+                where=where,
+                ranks=(one.team.rank,),
+                notes=[f"its {one.model.num} parameters are bit-identical before and after", *_what(one)],
+                help="build the optimizer on the shared model's parameters and give them the gradients; change them in place (`p.add_(...)`, not `p.data = ...`)",
+                evidence={"workers": len(one.workers), "steps": steps},
+            )
+
+
+def _step_site(one: workers.Untouched) -> Where | None:
+    """Where the workers made the optimizer that holds the copy; else where they compute gradients."""
+    recording = one.workers[0].recording
+    if recording is None:
+        return None
+    made = [e.where for kind in ("optimizer_made", "child_models", "loss") for e in recording.of(kind) if e.where is not None]
+    return made[0] if made else None
+
+
+def _what(one: workers.Untouched) -> list[str]:
+    shared = [e["shared"] for w in one.workers if w.recording is not None for e in w.recording.of("child_models")]
+    held = [e["num"] for w in one.workers if w.recording is not None for e in w.recording.of("child_models")]
+    return [f"the workers' optimizer holds {held[0]} tensors, {shared[0]} of them shared"] if shared and held else []

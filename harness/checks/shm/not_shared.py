@@ -1,0 +1,61 @@
+"""SHM101 share-memory-forgotten: worker processes train copies of the parent's model.
+
+What it does
+    Looks at the models that a started process has in reach, whether their parameters lie in shared memory, what the process trained, and
+    whether the parent's model has changed once all processes have been joined.
+
+Why it is bad
+    A forked child gets a copy of all memory at the first write. Each worker's loss falls, the parent evaluates and saves the untrained
+    model.
+
+Wrong
+    model = Net()
+    workers = [mp.Process(target=train, args=(model,)) for _ in range(4)]     # start method fork
+
+Right
+    model = Net()
+    model.share_memory()          # before the processes are started
+    workers = ...
+
+Known limits
+    Silent where the parent trains or loads state afterwards: the results came back another way. Spawn and forkserver share what they are
+    passed, but not a global of the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.shm import workers
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class ShareMemoryForgotten(Check):
+    code = "SHM101"
+    name = "share-memory-forgotten"
+    severity = Severity.ERROR
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        if not any(w.trained for team in workers.teams(run) for w in team.workers):
+            raise NotApplicable("no process of the script's own trains")
+        told: set[tuple[str, int]] = set()
+        for one in workers.untouched(run):
+            where = one.workers[0].where
+            place = (where.file, where.line) if where else ("", 0)
+            if one.model.shared or place in told:
+                continue
+            told.add(place)
+            steps = sum(w.steps for w in one.workers)
+            yield self.finding(
+                f"{len(one.workers)} processes trained copies of `{one.model.kind}`: its parameters are not in shared memory",
+                where=where,
+                ranks=(one.team.rank,),
+                notes=[
+                    f"the parent's {one.model.num} tensors are bit-identical after {steps} steps of the workers",
+                    f"start method {one.workers[0].method}",
+                ],
+                help="call `model.share_memory()` before the processes are started",
+                evidence={"workers": len(one.workers), "steps": steps},
+            )

@@ -1,0 +1,57 @@
+"""SHM104 optimizer-state-not-shared: each worker keeps its own momentum for a model that all of them change.
+
+What it does
+    Asks each training process whether the state of its optimizer lies in shared memory while the parameters do.
+
+Why it is bad
+    Adam's moments and step counts of one worker know nothing of the other workers' steps. It often trains all the same; the learning rate
+    that is right for one process is then too large for many.
+
+Wrong
+    optimizer = Adam(shared.parameters(), lr=1e-3)        # in each worker
+
+Right
+    optimizer = SGD(shared.parameters(), lr=1e-2)         # no state; or an Adam whose state tensors are shared before the start
+
+Known limits
+    Advice: it is a choice. PyTorch's own hogwild example does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.order import number
+from harness.checks.shm import workers
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class OptimizerStateNotShared(Check):
+    code = "SHM104"
+    name = "optimizer-state-not-shared"
+    severity = Severity.ADVICE
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        told = [
+            (team, w, e)
+            for team in workers.teams(run)
+            for w in team.workers
+            if w.recording is not None
+            for e in w.recording.of("child_models")
+            if number(e["shared"]) > 0
+        ]
+        if not told:
+            raise NotApplicable("no process steps a shared model")
+        private = [(t, w, e) for t, w, e in told if number(e["state"]) > 0 and number(e["state_shared"]) == 0]
+        if len({id(w) for _, w, _ in private}) < 2:
+            return
+        team, worker, event = private[0]
+        yield self.finding(
+            f"each of {len({id(w) for _, w, _ in private})} workers keeps its own {event['kind']} state for one shared model",
+            where=worker.where,
+            ranks=(team.rank,),
+            notes=[f"{event['state']} state tensors, none shared; {event['shared']} parameters shared"],
+            help="use an optimizer without state, or create and share its state before the processes start",
+        )

@@ -1,0 +1,168 @@
+"""Training processes that the script starts itself: what the parent gave them, what they did, what became of the parent's models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from harness.checks.order import number
+from harness.model import Where
+from harness.record import Event, Recording, Run
+
+
+@dataclass(frozen=True)
+class Model:
+    """One of the parent's models as it was when a worker had been started."""
+
+    data: Mapping[str, Any]
+
+    @property
+    def id(self) -> int:
+        return number(self.data.get("id"))
+
+    @property
+    def kind(self) -> str:
+        return str(self.data.get("module") or "?")
+
+    @property
+    def num(self) -> int:
+        return number(self.data.get("num"))
+
+    @property
+    def trainable(self) -> int:
+        return number(self.data.get("requires_grad"))
+
+    @property
+    def shared(self) -> bool:
+        """Its parameters lie in shared memory; spawn and forkserver put them there on the way."""
+        return number(self.data.get("shared")) >= self.num > 0
+
+    @property
+    def shapes(self) -> list[list[int]]:
+        found = self.data.get("shapes")
+        return sorted(found) if isinstance(found, list) else []
+
+
+@dataclass
+class Worker:
+    """One child process."""
+
+    started: Event
+    joined: Event | None
+    recording: Recording | None
+
+    @cached_property
+    def models(self) -> list[Model]:
+        found = self.started["models"]
+        return [Model(m) for m in found if isinstance(m, Mapping)] if isinstance(found, list) else []
+
+    @property
+    def method(self) -> str:
+        return str(self.started["method"] or "")
+
+    @property
+    def where(self) -> Where | None:
+        return self.started.where
+
+    @property
+    def steps(self) -> int:
+        return self.recording.num_steps if self.recording is not None else 0
+
+    @property
+    def trained(self) -> bool:
+        """It stepped, or at least ran a backward."""
+        return self.recording is not None and (self.steps > 0 or bool(self.recording.of("loss")))
+
+    @property
+    def ended_well(self) -> bool:
+        return self.joined is not None and self.joined["exitcode"] == 0
+
+    @property
+    def distributed(self) -> bool:
+        return self.recording is not None and bool(self.recording.of("pg"))
+
+    @cached_property
+    def trained_shapes(self) -> list[list[list[int]]]:
+        """Sorted shapes of what each of its optimizers held."""
+        found = self.recording.of("params") if self.recording is not None else []
+        return [sorted(e["shapes"]) for e in found if isinstance(e["shapes"], list)]
+
+    def changed(self, model: int) -> bool | None:
+        """Whether a model of the parent's had changed when this worker was joined; None: not known."""
+        told = self.joined["models"] if self.joined is not None else None
+        for one in told if isinstance(told, list) else []:
+            if isinstance(one, Mapping) and one.get("id") == model:
+                return bool(one.get("changed"))
+        return None
+
+
+@dataclass
+class Team:
+    """The workers of one parent, in order of their start."""
+
+    rank: int
+    parent: Recording
+    workers: list[Worker] = field(default_factory=list)
+
+    def given(self) -> dict[int, list[tuple[Worker, Model]]]:
+        """Model of the parent's -> the workers that had it in reach."""
+        found: dict[int, list[tuple[Worker, Model]]] = {}
+        for worker in self.workers:
+            for model in worker.models:
+                found.setdefault(model.id, []).append((worker, model))
+        return found
+
+    @property
+    def began_ns(self) -> int:
+        return self.workers[0].started.t_ns
+
+    def took_results(self) -> bool:
+        """The parent trained, or put some state into a model, since: results came back another way."""
+        kinds = ("load_state", "load", "load_optimizer")
+        loaded = any(e.t_ns > self.began_ns and not (kind == "load" and e["error"]) for kind in kinds for e in self.parent.of(kind))
+        return loaded or any(row.t_ns > self.began_ns for row in self.parent.all_rows())
+
+
+def teams(run: Run) -> list[Team]:
+    """Parents with processes of their own that form no process group."""
+    by_pid = {p.pid: p for p in run.processes}
+    found: list[Team] = []
+    for parent in run.processes:
+        starts = parent.of("process_start")
+        if not starts:
+            continue
+        joins = {e["key"]: e for e in parent.of("process_join")}
+        joined = {e["child"]: e for e in joins.values()}
+        workers = [Worker(e, joined.get(e["child"]), by_pid.get(number(e["child"], -1))) for e in starts]
+        if not any(w.distributed for w in workers):
+            found.append(Team(max(parent.rank, 0), parent, workers))
+    return found
+
+
+@dataclass(frozen=True)
+class Untouched:
+    """A model that workers trained, or copies of it, and that is the same in the parent as before."""
+
+    team: Team
+    model: Model
+    workers: list[Worker]
+
+
+def untouched(run: Run) -> list[Untouched]:
+    """Only where every worker has ended well, was joined, and the results did not come back in another way."""
+    found: list[Untouched] = []
+    for team in teams(run):
+        if team.took_results():
+            continue
+        moved = {id for id, pairs in team.given().items() if any(w.changed(id) for w, _ in pairs)}
+        shapes_moved = [pairs[0][1].shapes for id, pairs in team.given().items() if id in moved]
+        for id, pairs in team.given().items():
+            model = pairs[-1][1]
+            trained = [w for w, _ in pairs if model.shapes in w.trained_shapes]
+            known = all(w.changed(id) is not None and w.ended_well for w, _ in pairs)
+            if id in moved or model.shapes in shapes_moved or not trained or not known or not model.trainable:
+                continue
+            found.append(Untouched(team, model, trained))
+    return found

@@ -1,0 +1,241 @@
+"""State dicts: what is read out of models and optimizers, what is put back, and which kept ones are the live weights.
+
+Event "state_dict" (user calls, first 400): site, module, prefixed, num, token.
+Event "load_state": site, module, mid (id of the module), strict, error, missing, unexpected, missing_shapes, unexpected_shapes (first 400
+each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, self_names (given tensors that are the module's own memory),
+num_self, num_given_tensors, fresh (one of them was read out in this very step), source (path of the file it was loaded from), ddp (index
+of the wrap event that covers the module; -1). Event "optimizer_state" (user calls): site, kind, names, shapes, digests (of each
+parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names, shapes, digests (of
+what is given), given_names, source, had_state. Event "scheduler_made": site, kind, last_epoch. Event "load_scheduler": site, kind,
+last_epoch. Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now, changed
+(the weights moved in between), same_module, path: a state dict that was read out at an earlier step, whose tensors are still the live
+weights.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+from .. import digests, names, sites
+from ..patching import after, before, quiet, wrap
+from ..state import S
+from . import ddp, saving
+
+MAX_NAMES = 400
+MAX_TRACKED = 8  # tensors of one state dict; a filtered copy of it holds some of them
+MAX_SAME = 8  # clean loads from one line that are told in full; a loop that syncs two models at every step makes thousands
+_counts = {"state_dict": 0, "optimizer_state": 0}
+_told_at: dict[tuple[str, int], int] = {}  # clean events of a line so far
+
+
+class Capture:
+    """One state_dict() that the user's code called: weak references, so that nothing is kept alive."""
+
+    __slots__ = ("digest", "module", "refs", "site", "steps", "token")
+
+    def __init__(self, token: int, site: sites.Site, module: Any, tensors: list[Any]) -> None:
+        self.token, self.site, self.steps, self.module = token, site, S.steps, id(module)
+        self.refs = [weakref.ref(t) for t in tensors]
+        self.digest = digests.of_tensors(tensors)[0]
+
+    def changed(self) -> bool:
+        return digests.of_tensors([ref() for ref in self.refs])[0] != self.digest
+
+
+_captured: dict[int, tuple[weakref.ref[Any], Capture]] = {}  # id of a tensor object -> itself, the dict it was made for
+
+
+def _capture_of(tensor: Any) -> Capture | None:
+    found = _captured.get(id(tensor))
+    return found[1] if found is not None and found[0]() is tensor else None
+
+
+# ---- models ----
+def _state_dict(original: Any) -> Any:
+    note = quiet(_note_state_dict)
+
+    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if sites.is_user_code(sys._getframe(1).f_code):
+            note(self, result, sites.here(2))
+        return result
+
+    return state_dict
+
+
+def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
+    import torch
+
+    _counts["state_dict"] += 1
+    token = _counts["state_dict"]
+    if len(_captured) > 1024:
+        for key in [k for k, (ref, _) in _captured.items() if ref() is None]:
+            del _captured[key]
+    # keep_vars gives the parameters themselves, which live on for a reason of their own
+    tensors = [t for t in result.values() if type(t) is torch.Tensor and not t.requires_grad][:MAX_TRACKED]
+    if tensors and len(_captured) < 4096:
+        capture = Capture(token, site, module, tensors)
+        _captured.update({id(t): (ref, capture) for t, ref in zip(tensors, capture.refs, strict=True)})
+    _told_at[site[:2]] = _told_at.get(site[:2], 0) + 1
+    if token <= 400 and _told_at[site[:2]] <= MAX_SAME:
+        prefixed = sum(1 for k in result if str(k).startswith(names.PREFIXES))
+        S.recorder.event("state_dict", site, module=type(module).__name__, prefixed=prefixed, num=len(result), token=token)
+
+
+def _alias_used(how: str, tensors: list[Any], site: sites.Site, module: Any = None, path: str = "") -> None:
+    told: set[int] = set()
+    for tensor in tensors:
+        capture = _capture_of(tensor)
+        if capture is None or capture.steps >= S.steps or capture.token in told:
+            continue
+        told.add(capture.token)
+        S.recorder.event(
+            "alias_used", site, how=how, token=capture.token, kept_at=sites.as_json(capture.site), steps_before=capture.steps, steps_now=S.steps,
+            changed=capture.changed(), same_module=id(module) == capture.module, path=path,
+        )  # fmt: skip
+
+
+def _at_save(thing: Any, site: sites.Site, path: str) -> None:
+    _alias_used("save", [t for _, t in saving.walk(thing)], site, path=path)
+
+
+def _load_state(original: Any) -> Any:
+    look, note = quiet(_look_at_load), quiet(_note_load_state)
+
+    def load_state_dict(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        if not sites.is_user_code(sys._getframe(1).f_code):
+            return original(self, state_dict, *args, **kwargs)
+        site = sites.here(2)
+        strict = bool(args[0] if args else kwargs.get("strict", True))
+        told = look(self, state_dict, strict, site)
+        try:
+            result = original(self, state_dict, *args, **kwargs)
+        except BaseException as error:
+            note(self, site, told, error)
+            raise
+        note(self, site, told, None)
+        return result
+
+    return load_state_dict
+
+
+def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) -> dict[str, Any] | None:
+    """Before the load, while what is given can still be told from what is there. About 2 us a tensor."""
+    if not hasattr(state_dict, "keys"):
+        return None
+    own: dict[str, Any] = module.state_dict(keep_vars=True)
+    given = {str(k): v for k, v in dict(state_dict).items()}
+    tensors = [t for t in given.values() if hasattr(type(t), "data_ptr")]
+    missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
+    mine = {k for k, v in own.items() if hasattr(type(v), "data_ptr") and v.numel() and _same_memory(given.get(k), v)}
+    _alias_used("load", tensors, site, module)
+    captures = [c for t in tensors if (c := _capture_of(t)) is not None]
+    return {
+        "strict": strict, "missing": missing[:MAX_NAMES], "unexpected": unexpected[:MAX_NAMES], "num_missing": len(missing), "num_unexpected": len(unexpected),
+        "missing_shapes": [_shape(own[k]) for k in missing[:MAX_NAMES]], "unexpected_shapes": [_shape(given[k]) for k in unexpected[:MAX_NAMES]],
+        "matched": len(own) - len(missing), "total": len(own), "given": len(given), "num_given_tensors": len(tensors),
+        "same_when_cleaned": len({names.clean(k) for k in missing} & {names.clean(k) for k in given}),
+        "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures), "source": saving.source_of(tensors),
+    }  # fmt: skip
+
+
+def _same_memory(given: Any, own: Any) -> bool:
+    return (
+        hasattr(type(given), "data_ptr") and given.device == own.device and given.data_ptr() == own.data_ptr() and given.shape == own.shape
+    )
+
+
+def _shape(value: Any) -> list[int] | None:
+    return list(value.shape) if hasattr(type(value), "data_ptr") else None
+
+
+def _note_load_state(module: Any, site: sites.Site, told: dict[str, Any] | None, error: BaseException | None) -> None:
+    key = site[0] + "<", site[1]
+    if error is None and told is not None and not told["num_missing"] and not told["num_unexpected"] and not told["num_self"]:
+        _told_at[key] = _told_at.get(key, 0) + 1
+        if _told_at[key] > MAX_SAME:
+            return
+    param = next(iter(module.parameters()), None)
+    S.recorder.event(
+        "load_state", site, module=type(module).__name__, mid=id(module), error="" if error is None else str(error)[:2000], **(told or {}),
+        ddp=-1 if param is None else ddp.wrap_of(param), wrapped=type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"),
+        training=module.training,
+    )  # fmt: skip
+
+
+# ---- optimizers ----
+def _first_tensors(state_dict: Any, num: int) -> list[Any]:
+    """The first state tensor that has dimensions, of each parameter by position."""
+    state = state_dict.get("state") or {}
+    found: list[Any] = []
+    for index in range(min(num, MAX_NAMES)):
+        entry = state.get(index)
+        values = entry.values() if isinstance(entry, dict) else ()
+        found.append(next((v for v in values if hasattr(type(v), "data_ptr") and v.dim()), None))
+    return found
+
+
+def _params_of(optimizer: Any) -> tuple[list[Any], list[str]]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    table, _ = names.owners(params)
+    return params, [table.get(id(p), "") for p in params][:MAX_NAMES]
+
+
+def _after_optimizer_state(result: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    site = sites.here(4)
+    _counts["optimizer_state"] += 1
+    if _counts["optimizer_state"] > 100 or not isinstance(result, dict):
+        return
+    params, told = _params_of(optimizer)
+    S.recorder.event(
+        "optimizer_state", site, kind=type(optimizer).__name__, names=told, shapes=[list(p.shape) for p in params][:MAX_NAMES],
+        digests=digests.of_tensors(_first_tensors(result, len(params)))[1],
+    )  # fmt: skip
+
+
+def _note_optimizer_load(optimizer: Any, state_dict: Any, *args: Any, **kwargs: Any) -> None:
+    site = sites.here(4)
+    params, told = _params_of(optimizer)
+    firsts = _first_tensors(state_dict, len(params))
+    bad = [
+        i for i, (p, t) in enumerate(zip(params, firsts, strict=False)) if t is not None and t.shape != p.shape and t.numel() != p.numel()
+    ]
+    given = [str(n) for group in state_dict.get("param_groups") or () for n in group.get("param_names") or ()]
+    S.recorder.event(
+        "load_optimizer", site, kind=type(optimizer).__name__, oid=id(optimizer), entries=len(state_dict.get("state") or {}), params=len(params),
+        mismatched=[told[i] or str(i) for i in bad][:50], names=told, shapes=[list(p.shape) for p in params][:MAX_NAMES],
+        digests=digests.of_tensors(firsts)[1], given_names=[names.clean(n) for n in given][:MAX_NAMES], source=saving.source_of([t for t in firsts if t is not None]),
+        had_state=len(optimizer.state),
+    )  # fmt: skip
+
+
+# ---- schedulers and scalers ----
+def _after_scheduler(result: Any, self: Any, optimizer: Any = None, *args: Any, **kwargs: Any) -> None:
+    S.recorder.event("scheduler_made", sites.here(4), kind=type(self).__name__, last_epoch=_number(getattr(self, "last_epoch", None)))
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _note_scheduler_load(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> None:
+    last = state_dict.get("last_epoch") if isinstance(state_dict, dict) else None
+    S.recorder.event("load_scheduler", sites.here(4), kind=type(self).__name__, last_epoch=_number(last))
+
+
+def arm() -> None:
+    import torch
+    from torch.optim import lr_scheduler
+
+    saving.at_save.append(_at_save)
+    wrap(torch.nn.Module, "load_state_dict", _load_state)
+    wrap(torch.nn.Module, "state_dict", _state_dict)
+    before(torch.optim.Optimizer, "load_state_dict", _note_optimizer_load)
+    after(torch.optim.Optimizer, "state_dict", _after_optimizer_state)
+    after(lr_scheduler.LRScheduler, "__init__", _after_scheduler)
+    for kind in [v for v in vars(lr_scheduler).values() if isinstance(v, type) and issubclass(v, lr_scheduler.LRScheduler)]:
+        if "load_state_dict" in vars(kind):
+            before(kind, "load_state_dict", _note_scheduler_load)
+    before(torch.amp.GradScaler, "load_state_dict", lambda self, *a, **k: S.recorder.event("load_scaler", sites.here(4)))
