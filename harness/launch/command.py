@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.launch.rank_shim import RANK_PREFIX
 from harness.model import Plan
 from harness.probe import protocol
 
-ENV_RANK = "_HARNESS_RANK_ENV"  # JSON {name: value} that the shim adds to a rank's environment, so that the agent is not probed
 AGENT_LOG = "agent.log"  # in LOG_DIR: what the launcher itself said
 HARNESS_ROOT = Path(__file__).resolve().parents[2]
 LAUNCH_DIR = Path(__file__).resolve().parent
@@ -23,9 +23,9 @@ INHERITED = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHON_EXEC",
-    protocol.ENV_RUN_DIR, protocol.ENV_RUN_ID, protocol.ENV_PROBE_DIR, protocol.ENV_SHADOWED, protocol.ENV_EXPECT, ENV_RANK,
+    protocol.ENV_RUN_DIR, protocol.ENV_RUN_ID, protocol.ENV_PROBE_DIR, protocol.ENV_SHADOWED, protocol.ENV_EXPECT,
 )  # fmt: skip
-INHERITED_PREFIX = "PET_"  # torchrun reads an option from PET_<OPTION> where its command line has none
+INHERITED_PREFIXES = ("PET_", RANK_PREFIX)  # torchrun reads an option from PET_<OPTION> where its command line has none
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,12 @@ def rank_environment(plan: Plan, run_dir: Path, inherited: Mapping[str, str] | N
 def agent_environment(plan: Plan, run_dir: Path) -> dict[str, str]:
     """The agent is ours but not a rank: it bears the run id and hands the ranks' environment on to the shim."""
     env = {name: value for name, value in plan.env.items() if name != "PYTHONPATH"}
-    return {**env, protocol.ENV_RUN_ID: plan.run_id, ENV_RANK: json.dumps(rank_environment(plan, run_dir))}
+    return {**env, protocol.ENV_RUN_ID: plan.run_id, **for_the_shim(rank_environment(plan, run_dir))}
+
+
+def for_the_shim(env: Mapping[str, str]) -> dict[str, str]:
+    """Under the names from which the shim takes them."""
+    return {RANK_PREFIX + name: value for name, value in env.items()}
 
 
 def script_path(plan: Plan) -> str:

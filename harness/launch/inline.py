@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from harness.launch.command import ENV_RANK, Command, python_of, rank_environment, script_path, shim
+from harness.launch.command import Command, for_the_shim, python_of, rank_environment, script_path, shim
 from harness.model import Plan
 from harness.probe import protocol
 
@@ -22,7 +21,7 @@ def command(plan: Plan, run_dir: Path) -> Command:
         raise ValueError(f"launcher inline runs one process, not {plan.world_size}")
     argv = [*shim(plan, run_dir, "rank_shim.py", "--foreground"), python_of(plan), "-u", script_path(plan), *plan.script_args]
     env = {**ALONE, "TORCHELASTIC_RUN_ID": plan.run_id, protocol.ENV_RUN_ID: plan.run_id}
-    return Command(tuple(argv), {**env, ENV_RANK: json.dumps(rank_environment(plan, run_dir))}, plan.cwd, foreground=True)
+    return Command(tuple(argv), {**env, **for_the_shim(rank_environment(plan, run_dir))}, plan.cwd, foreground=True)
 
 
 LAUNCHER = command

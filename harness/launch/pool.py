@@ -1,4 +1,9 @@
-"""The warm servers of a supervisor: started when a run first needs them, kept for the next run, ended with the supervisor."""
+"""The warm servers of a supervisor: started when a run first needs them, kept for the next run, ended with the supervisor.
+
+Servers come in sets. Within a set there is one a local rank; all were started under one environment, which torch has read when it was
+imported. A run with one process has another environment than a run with two (OMP_NUM_THREADS), so two sets are kept: a script and its
+reference run alternate between them. torchrun's agent has one server for all sets.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +26,15 @@ from harness.launch.warm_wire import AGENT
 from harness.probe.protocol import ENV_RUN_ID
 
 LOADING_S = 180.0  # imports on a cold disk and a loaded machine
-LEAVE_S = 2.0
-MAX_SOCKET_PATH = 90  # the kernel allows 107 bytes
+LEAVE_S = 5.0
+MAX_SETS = 2
+MAX_FOLDER_PATH = 80  # the kernel allows 107 bytes for the path of a socket
 MARK = "-" * 64  # room for a run id in /proc/<pid>/environ of a forked rank
 
 
 @dataclass
 class Server:
-    """One preloaded interpreter as the supervisor sees it; `problem` is None while it loads."""
+    """One preloaded interpreter as the supervisor sees it."""
 
     control: int
     ready: int
@@ -40,58 +46,94 @@ class Server:
     partial: bytes = b""
 
 
+@dataclass
+class Set:
+    """Servers under one environment, each on a socket in `folder` that bears its local rank."""
+
+    env: Mapping[str, str]
+    folder: Path
+    servers: list[Server] = field(default_factory=list)
+
+
 class Pool:
     def __init__(self, watch: Callable[[int, Callable[[], None]], None], unwatch: Callable[[int], None]) -> None:
         self._watch, self._unwatch = watch, unwatch
-        self._servers: dict[str, Server] = {}
-        self._folder = ""
-        self._key: tuple[str, tuple[tuple[str, str], ...]] | None = None
+        self._python, self._folder = "", Path()
+        self._agent: Server | None = None
+        self._sets: list[Set] = []  # the last used one last
         self._since = 0.0
+        self._count = 0
 
     @property
     def folder(self) -> str:
-        return self._folder
+        """Where the clients of the prepared run find their servers."""
+        return str(self._sets[-1].folder)
 
     def pids(self) -> set[int]:
-        return {server.pid for server in self._servers.values()}
+        return {server.pid for server in self._all()}
+
+    def _all(self) -> list[Server]:
+        return [server for each in self._sets for server in each.servers] + ([self._agent] if self._agent else [])
 
     def prepare(self, warmth: Warmth) -> None:
-        """Starts what is missing; a server started under another environment is of no use and is replaced."""
-        env = _server_environment(warmth)
-        key = (warmth.python, tuple(sorted(env.items())))
-        if key != self._key or any(server.problem for server in self._servers.values()):
+        """Starts what is missing. Servers with a problem, or of another interpreter, are replaced."""
+        if warmth.python != self._python or any(server.problem for server in self._all()):
             self.close()
-            self._key, self._folder = key, _private_folder()
+        if not self._all():
+            self._python, self._folder = warmth.python, _private_folder()
+        chosen = self._choose(server_environment(warmth))
         self._since = time.monotonic()
-        for local_rank in range(warmth.count):
-            name = str(local_rank)
-            if name not in self._servers:
-                self._start(name, warmth.python, env)
-            self._ask(self._servers[name], warmth.preload)
+        while len(chosen.servers) < warmth.count:
+            self._start(chosen)
+        for server in chosen.servers[: warmth.count]:
+            self._ask(server, warmth.preload)
+
+    def _choose(self, env: Mapping[str, str]) -> Set:
+        chosen = next((each for each in self._sets if each.env == env), None)
+        if chosen is not None:
+            self._sets.remove(chosen)
+        else:
+            for old in self._sets[: len(self._sets) - MAX_SETS + 1]:
+                self._end(old)
+            self._count += 1
+            chosen = Set(env, self._folder / str(self._count))
+            chosen.folder.mkdir(mode=0o700)
+        self._sets.append(chosen)
+        return chosen
 
     def obstacle(self, warmth: Warmth) -> str | None:
         """None while servers load, "" once they are ready, else why they cannot serve this script."""
-        servers = [self._servers[name] for name in (AGENT, *map(str, range(warmth.count))) if name in self._servers]
-        if problem := next((server.problem for server in servers if server.problem), ""):
+        needed = [*self._sets[-1].servers[: warmth.count], *([self._agent] if self._agent else [])]
+        if problem := next((server.problem for server in needed if server.problem), ""):
             return problem
-        if any(server.waiting for server in servers):
+        if any(server.waiting for server in needed):
             return None if time.monotonic() < self._since + LOADING_S else f"warm servers took more than {LOADING_S:.0f} s to import"
-        return _shadowed(warmth.folder, servers[-1].modules)
+        return shadowed(warmth.folder, needed[0].modules)
+
+    # ---- ending
 
     def close(self) -> None:
         """Kills every server and waits until it is gone. Between runs all that descends from the supervisor is a server."""
-        for server in self._servers.values():
+        for server in self._all():
             self._drop(server)
-        self._servers.clear()
+        self._agent, self._sets = None, []
         until = time.monotonic() + LEAVE_S
         while (alive := proctable.descendants(proctable.snapshot(), os.getpid())) and time.monotonic() < until:
             for process in alive:
                 proctable.send(process, signal.SIGKILL)
             time.sleep(0.005)
             _reap()
-        if self._folder:
+        if self._folder != Path():
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._key, self._folder = None, ""
+        self._folder = Path()
+
+    def _end(self, old: Set) -> None:
+        """Makes room: the set that was not used for longest."""
+        self._sets.remove(old)
+        for server in old.servers:
+            self._drop(server)
+            if process := proctable.read(server.pid):
+                proctable.send(process, signal.SIGKILL)
 
     def _drop(self, server: Server) -> None:
         if server.control >= 0:
@@ -100,27 +142,33 @@ class Pool:
             os.close(server.ready)
             server.control = server.ready = -1
 
-    def _start(self, name: str, python: str, env: Mapping[str, str]) -> None:
-        """The first server brings the agent's along: forked off it after `import torch`."""
-        names = [name] if self._servers else [name, AGENT]
-        arguments: list[str] = []
-        inherited: list[int] = []
-        for each in names:
-            control_read, control = os.pipe()
-            ready, ready_write = os.pipe()
-            self._servers[each] = server = Server(control, ready, waiting=1 if each == AGENT else 0)
-            self._watch(ready, lambda server=server: self._on_ready(server))  # type: ignore[misc]
-            arguments += [*([AGENT] if each == AGENT else []), f"{self._folder}/{each}", str(control_read), str(ready_write)]
-            inherited += [control_read, ready_write]
-        with open(f"{self._folder}/log", "ab") as log:
+    # ---- starting
+
+    def _start(self, chosen: Set) -> None:
+        """The very first server brings the agent's along: forked off it after `import torch`."""
+        server, arguments, inherited = self._open(chosen.folder / str(len(chosen.servers)))
+        chosen.servers.append(server)
+        if self._agent is None:
+            self._agent, more, also = self._open(self._folder / AGENT)
+            self._agent.waiting = 1
+            arguments, inherited = [*arguments, *more], [*inherited, *also]
+        with open(self._folder / "log", "ab") as log:
             process = subprocess.Popen(
-                [python, "-u", str(LAUNCH_DIR / "warm_server.py"), *arguments],
-                env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=inherited, start_new_session=True,
+                [self._python, "-u", str(LAUNCH_DIR / "warm_server.py"), *arguments],
+                env=dict(chosen.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=inherited, start_new_session=True,
             )  # fmt: skip
         process.returncode = 0  # reaped by the supervisor
-        self._servers[name].pid = process.pid
+        server.pid = process.pid
         for descriptor in inherited:
             os.close(descriptor)
+
+    def _open(self, socket_path: Path) -> tuple[Server, list[str], list[int]]:
+        """A server's pipes: its record, its arguments, and the ends that it inherits."""
+        control_read, control = os.pipe()
+        ready, ready_write = os.pipe()
+        server = Server(control, ready)
+        self._watch(ready, lambda: self._on_ready(server))
+        return server, [str(socket_path), str(control_read), str(ready_write)], [control_read, ready_write]
 
     def _ask(self, server: Server, names: tuple[str, ...]) -> None:
         missing = [name for name in names if name not in server.asked]
@@ -143,12 +191,12 @@ class Pool:
 
     def _last_words(self) -> str:
         with contextlib.suppress(OSError):
-            lines = Path(self._folder, "log").read_text("utf-8", "replace").strip().splitlines()
+            lines = (self._folder / "log").read_text("utf-8", "replace").strip().splitlines()
             return lines[-1][:200] if lines else "it said nothing"
         return "it said nothing"
 
 
-def _server_environment(warmth: Warmth) -> dict[str, str]:
+def server_environment(warmth: Warmth) -> dict[str, str]:
     """What a rank will see, as far as it is known before the run; complete before torch is imported."""
     env = {**clean_environment(os.environ), **warmth.env, ENV_RUN_ID: MARK}
     if warmth.count > 1:
@@ -156,15 +204,15 @@ def _server_environment(warmth: Warmth) -> dict[str, str]:
     return env
 
 
-def _private_folder() -> str:
+def _private_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="harness-")
-    if len(folder) <= MAX_SOCKET_PATH:
-        return folder
-    Path(folder).rmdir()
-    return tempfile.mkdtemp(prefix="harness-", dir="/tmp")
+    if len(folder) > MAX_FOLDER_PATH:
+        os.rmdir(folder)  # noqa: PTH106
+        folder = tempfile.mkdtemp(prefix="harness-", dir="/tmp")
+    return Path(folder)
 
 
-def _shadowed(folder: str, modules: set[str]) -> str:
+def shadowed(folder: str, modules: set[str]) -> str:
     """A file beside the script that a fresh interpreter would import in place of a preloaded module."""
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(folder)):  # noqa: PTH208

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.launch.command import AGENT_LOG, INHERITED, INHERITED_PREFIX, Command
+from harness.launch.command import AGENT_LOG, INHERITED, INHERITED_PREFIXES, Command
 from harness.launch.warm_wire import ENV_SERVERS
 from harness.probe.protocol import LOG_DIR
 
@@ -24,7 +24,7 @@ def become_subreaper() -> None:
 
 def clean_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """Without what an older job or a run of ours around this one left behind."""
-    return {name: value for name, value in inherited.items() if name not in INHERITED and not name.startswith(INHERITED_PREFIX)}
+    return {name: value for name, value in inherited.items() if name not in INHERITED and not name.startswith(INHERITED_PREFIXES)}
 
 
 def start(command: Command, run_dir: Path, terminal: tuple[int, ...], servers: str = "") -> subprocess.Popen[bytes]:

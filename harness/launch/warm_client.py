@@ -7,23 +7,26 @@ Runs under `python -I -S`. If it dies, the server sees the end of the socket and
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
+import _socket
 import os
 import select
-import signal
-import socket
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+
+TYPE_CHECKING = False  # typing and collections.abc cost 15 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
 
-from harness.launch import rank_shim, warm_wire
+from harness.launch import rank_shim, warm_wire  # noqa: E402
 
 
-def connect(folder: str, name: str) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX)
-    peer.connect(f"{folder}/{name}")
+def connect(path: str) -> _socket.socket:
+    peer = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    peer.connect(path)
     return peer
 
 
@@ -37,7 +40,7 @@ def wake_on_signals() -> int:
     return reader
 
 
-def mirror(peer: socket.socket, signals: int) -> tuple[int, list[int]]:
+def mirror(peer: _socket.socket, signals: int) -> tuple[int, list[int]]:
     """Passes signals on until the rank has ended: its exit code, and what was passed."""
     passed: list[int] = []
     while True:
@@ -59,7 +62,8 @@ def main(argv: list[str]) -> None:
     signals = wake_on_signals()
     script = command[2:] if command[1] == "-u" else command[1:]
     if "--agent" in options:
-        code, _ = hand_over(dict(os.environ), warm_wire.AGENT, script, (0, 1, 2), signals, lambda _: None)
+        agent = f"{os.environ[warm_wire.ENV_SERVERS]}/../{warm_wire.AGENT}"
+        code, _ = hand_over(dict(os.environ), agent, script, (0, 1, 2), signals, lambda _: None)
     else:
         code = run_rank(run_dir, script, signals)
     rank_shim.end_like(code)
@@ -67,6 +71,7 @@ def main(argv: list[str]) -> None:
 
 def run_rank(run_dir: str, script: list[str], signals: int) -> int:
     """A rank of the run: its output goes to its log, its pid and its exit to the supervisor."""
+    folder = os.environ.pop(warm_wire.ENV_SERVERS)
     env = rank_shim.rank_environment()
     who = {"rank": int(env["RANK"]), "local_rank": int(env["LOCAL_RANK"])}
     log = rank_shim.open_log(run_dir, who["rank"])
@@ -76,7 +81,7 @@ def run_rank(run_dir: str, script: list[str], signals: int) -> int:
         born.update(event)
         rank_shim.report(run_dir, {**who, **born})
 
-    code, passed = hand_over(env, str(who["local_rank"]), script, (0, log, log), signals, on_birth)
+    code, passed = hand_over(env, f"{folder}/{who['local_rank']}", script, (0, log, log), signals, on_birth)
     rank_shim.report(run_dir, {**who, **born, "code": code, "time_ns": time.time_ns(), "passed": passed})
     return code
 
@@ -84,7 +89,7 @@ def run_rank(run_dir: str, script: list[str], signals: int) -> int:
 def hand_over(
     env: dict[str, str], server: str, script: list[str], streams: tuple[int, ...], signals: int, on_birth: Callable[[dict[str, Any]], None]
 ) -> tuple[int, list[int]]:
-    peer = connect(env.pop(warm_wire.ENV_SERVERS) if server != warm_wire.AGENT else env[warm_wire.ENV_SERVERS], server)
+    peer = connect(server)
     warm_wire.send(peer, {"argv": script, "cwd": os.getcwd(), "env": env}, streams)  # noqa: PTH109
     born, _ = warm_wire.receive(peer)
     if born is None:

@@ -1,4 +1,4 @@
-"""A preloaded interpreter that forks ranks. Started by the supervisor as `python -u warm_server.py SOCKET CONTROL READY [AGENT ...]`.
+"""A preloaded interpreter that forks ranks. Started by the supervisor as `python -u warm_server.py SOCKET CONTROL READY [...]`.
 
 It must be what a fresh interpreter is up to the first line of the script, so everything that Python or torch fixes at start is put right in
 the child: environment, folder, argv, path, generators, process identity. It holds one thread and no CUDA context when it forks; if a
@@ -6,7 +6,7 @@ preloaded library breaks that, it says so and the supervisor uses torchrun. The 
 threads, atexit handlers, buffers and exit codes are the interpreter's own business, as in any script.
 
 CONTROL brings {"preload": [...]} lines and, at its end, the order to leave; READY takes one {"pid", "problem", "modules"} line for each.
-With AGENT SOCKET CONTROL READY, the server that serves torchrun's agent is forked off once torch is imported: one import less to wait for.
+With three more of these, the server that serves torchrun's agent is forked off once torch is imported: one import less to wait for.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ def _load(name: str) -> Any:
 
 wire = _load("warm_wire")
 rank = _load("warm_rank")
-AGENT_MODULES = ("torch", "torch.distributed.run")
+# With what the agent would import only when it runs; 60 ms of each launch.
+AGENT_MODULES = (
+    "torch",
+    "torch.distributed.run",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+    "torch.distributed.elastic.rendezvous.dynamic_rendezvous",
+)
 
 
 class Server:
@@ -140,7 +146,7 @@ class Server:
     def leave(self) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self.path)  # noqa: PTH108
-            os.rmdir(os.path.dirname(self.path))  # noqa: PTH106, PTH120  (the last one out)
+            os.rmdir(os.path.dirname(self.path))  # noqa: PTH106, PTH120  (the last one out, where the supervisor was killed)
 
 
 def start(arguments: list[str]) -> Server:
@@ -155,11 +161,13 @@ def start(arguments: list[str]) -> Server:
     if "torch" in names:
         with contextlib.suppress(Exception):  # a broken torch is told by the preload below
             __import__("torch")
-    agent = arguments[4], int(arguments[5]), int(arguments[6])
+    agent = arguments[3], int(arguments[4]), int(arguments[5])
     if fork_away():
         for descriptor in own[1:]:
             os.close(descriptor)
         server = Server(*agent)
+        with contextlib.suppress(Exception):
+            rehearse()
         server.preload(list(AGENT_MODULES))
         return server
     for descriptor in agent[1:]:
@@ -167,6 +175,16 @@ def start(arguments: list[str]) -> Server:
     server = Server(*own)
     server.preload(names)
     return server
+
+
+def rehearse() -> None:
+    """What the agent computes once and then keeps: its parser, the table of modules by file that inspect builds."""
+    import inspect
+
+    from torch.distributed.run import get_args_parser
+
+    get_args_parser()
+    inspect.stack()
 
 
 def fork_away() -> bool:

@@ -1,4 +1,6 @@
-"""How a client and its server speak: length-prefixed JSON over a UNIX socket in a private folder, descriptors beside the first message.
+"""How a client and its server speak: length-prefixed messages over a UNIX socket in a private folder, descriptors beside the first one.
+
+Marshal, because both ends are the same interpreter and json would cost the client 10 ms; _socket for the same reason (see rank_shim.py).
 
 client: {"argv", "cwd", "env", "session"} + stdin, stdout, stderr; then {"signal": n}...; its end of file ends the rank
 server: {"pid", "ticks"}, then {"code"} as waitpid gives it
@@ -6,42 +8,44 @@ server: {"pid", "ticks"}, then {"code"} as waitpid gives it
 
 from __future__ import annotations
 
-import array
-import json
-import socket
-import struct
-from typing import Any
+import _socket
+import marshal
+import sys
 
-LENGTH = struct.Struct("<I")
+TYPE_CHECKING = False  # typing itself is 10 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+LENGTH_BYTES, INT_BYTES = 4, 4
 ENV_SERVERS = "_HARNESS_SERVERS"  # the folder with the sockets
-AGENT = "agent"
+AGENT = "agent"  # its socket lies beside the folders of the sets
 
 
-def send(peer: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-    body = json.dumps(message).encode("ascii")  # surrogates of undecodable bytes survive as \\ud8.. escapes
-    data = LENGTH.pack(len(body)) + body
+def send(peer: _socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    body = marshal.dumps(message)
+    data = len(body).to_bytes(LENGTH_BYTES, "little") + body
     if descriptors:
-        sent = peer.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))])
+        sent = peer.sendmsg(
+            [data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, b"".join(each.to_bytes(INT_BYTES, sys.byteorder) for each in descriptors))]
+        )
         data = data[sent:]
     peer.sendall(data)
 
 
-def receive(peer: socket.socket, num_descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
+def receive(peer: _socket.socket, num_descriptors: int = 0) -> tuple[dict[str, Any] | None, list[int]]:
     """The next message, or None at the end of file."""
-    descriptors = array.array("i")
-    space = socket.CMSG_LEN(num_descriptors * descriptors.itemsize) if num_descriptors else 0
-    head, ancillary, _, _ = peer.recvmsg(LENGTH.size, space)
-    for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    space = _socket.CMSG_LEN(num_descriptors * INT_BYTES) if num_descriptors else 0
+    head, ancillary, _, _ = peer.recvmsg(LENGTH_BYTES, space)
+    payload = b"".join(data for level, kind, data in ancillary if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS))
+    descriptors = [int.from_bytes(payload[at : at + INT_BYTES], sys.byteorder) for at in range(0, len(payload), INT_BYTES)]
     if not head:
-        return None, list(descriptors)
-    head += _exactly(peer, LENGTH.size - len(head))
-    message: dict[str, Any] = json.loads(_exactly(peer, LENGTH.unpack(head)[0]))
-    return message, list(descriptors)
+        return None, descriptors
+    head += _exactly(peer, LENGTH_BYTES - len(head))
+    message: dict[str, Any] = marshal.loads(_exactly(peer, int.from_bytes(head, "little")))
+    return message, descriptors
 
 
-def _exactly(peer: socket.socket, size: int) -> bytes:
+def _exactly(peer: _socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         chunk = peer.recv(size - len(data))

@@ -13,6 +13,7 @@ import pytest
 from harness.launch import command as commands
 from harness.launch import job, spawn
 from harness.launch.driver import command, launch_command
+from harness.launch.rank_shim import RANK_PREFIX
 from harness.model import Plan, Scenario
 from harness.probe import protocol
 
@@ -41,7 +42,8 @@ def test_torchrun_is_the_real_command() -> None:
 
 
 def test_ranks_get_the_probe_and_the_marks() -> None:
-    env = json.loads(command(PLAN, RUN)[1][commands.ENV_RANK])
+    added = command(PLAN, RUN)[1]
+    env = {name.removeprefix(RANK_PREFIX): value for name, value in added.items() if name.startswith(RANK_PREFIX)}
     assert env["PYTHONPATH"].split(":")[0].endswith("harness/probe/inject")
     assert (env[protocol.ENV_RUN_ID], env[protocol.ENV_RUN_DIR], env["GLOO_SOCKET_IFNAME"]) == ("abc", "/runs/x", "lo")
     assert json.loads(env[protocol.ENV_EXPECT]) == {"nproc": 2, "nodes": 1, "script": "./train.py"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch import preload
-from harness.launch.pool import _shadowed
+from harness.launch.pool import shadowed
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -66,8 +66,8 @@ def test_a_neighbour_that_bears_the_name_of_a_loaded_module(tmp_path: Path) -> N
     write(tmp_path, train="", random="", helpers="")
     (tmp_path / "numpy").mkdir()
     modules = {"random", "numpy", "torch", "__main__"}
-    assert _shadowed(str(tmp_path), modules) == "random.py beside the script bears the name of a module that torch uses"
+    assert shadowed(str(tmp_path), modules) == "random.py beside the script bears the name of a module that torch uses"
     (tmp_path / "random.py").unlink()
-    assert _shadowed(str(tmp_path), modules) == ""  # a folder without __init__.py does not hide an installed package
+    assert shadowed(str(tmp_path), modules) == ""  # a folder without __init__.py does not hide an installed package
     (tmp_path / "numpy" / "__init__.py").touch()
-    assert _shadowed(str(tmp_path), modules).startswith("numpy beside")
+    assert shadowed(str(tmp_path), modules).startswith("numpy beside")
