@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -149,7 +150,10 @@ class Session:
         run = replay.read_run(folder, plan, ending, self.cores)
         verdict = replay.settle(run, judging, self.interrupts.code)
         report = report_json.finished(run, verdict, argv, started_ns)
-        rundir.write_json(folder / protocol.REPORT_FILE, report)
+        try:
+            rundir.write_json(folder / protocol.REPORT_FILE, report)
+        except OSError as error:  # the disk is full by now: the verdict is printed all the same
+            self.live.note(f"report.json could not be written: {(error.strerror or str(error)).lower()}")
         self.live.block("\n" + console.render(run, verdict, folder, str(self.cwd), self.live.style))
         plain_text = console.header(plan, console.Style()) + "\n\n" + console.render(run, verdict, folder, str(self.cwd), console.Style())
         return Result(verdict, report, folder, plain_text)
@@ -210,7 +214,7 @@ class Look:
         if self.session.interrupts.signal is not None:
             self.reason = "interrupted"
         elif self._out_of_time(now):
-            self._stacks = tuple(self._watch.stacks())
+            self._stacks = self._ask_for_stacks()
             self.reason = "timeout"
         elif now >= self._next_watch:
             self._next_watch = now + WATCH_EVERY_S
@@ -229,21 +233,32 @@ class Look:
         silent_s = self._watch.silent_s()
         if silent_s > 0:
             self._hang_after_s = silent_s
-            self._stacks = tuple(self._watch.stacks())
+            self._stacks = self._ask_for_stacks()
             self.reason = "hang"
         elif not self.foreground:
             name = "reference: " if self.quiet else ""
             self.session.live.progress(name + self._watch.line(), now - self.begun)
 
+    def _ask_for_stacks(self) -> tuple[RankStacks, ...]:
+        try:
+            return tuple(self._watch.stacks())
+        except OSError:  # the request file could not be written
+            return ()
+
     def _look_for_suspects(self) -> None:
         before = time.monotonic()
-        found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores)
+        try:
+            found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores)
+        except Exception as error:  # a provisional judgement must not end the user's run; the final one will tell
+            self._next_suspects = math.inf
+            return self.session.live.note(f"no more suspects while this runs: {type(error).__name__}: {error}")
         took_s = time.monotonic() - before
         self._next_suspects = time.monotonic() + max(SUSPECT_EVERY_S, took_s / SUSPECT_SHARE)
         for finding in found:
             self._suspect(finding)
         if self.fail_fast and any(f.severity is Severity.ERROR for f in found):
             self.reason = "fail-fast"
+        return None
 
     def _suspect(self, finding: Finding) -> None:
         key = (finding.code, finding.where)

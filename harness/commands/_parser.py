@@ -24,6 +24,9 @@ EPILOG = """examples:
 exit codes: 0 sane, 1 findings or a failed rank, 2 usage, 3 internal error, 4 could not launch, 5 nothing was checked,
 130/143 interrupted"""
 
+# argparse sends every word through gettext, which imports locale for it (a tenth of `harness --help`) and finds no catalogue of ours.
+vars(argparse)["_"] = str
+
 
 class Formatter(argparse.HelpFormatter):
     """Asks the terminal for its width itself: argparse imports shutil for it, which costs as much as the rest of the help."""

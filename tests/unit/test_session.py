@@ -177,6 +177,34 @@ def test_a_signal_stops_the_run_and_the_report_says_so(number: signal.Signals, c
     assert signal.getsignal(number) is before
 
 
+def test_a_bug_in_the_live_judgement_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bug(*args: Any) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(replay, "suspects", bug)
+    desk = Desk(tmp_path, polls=4)
+    assert desk.run().verdict.exit_code == 0
+    assert desk.shown.count("no more suspects while this runs: KeyError: 'x'") == 1
+
+
+def test_a_disk_that_is_full_at_the_end_still_gives_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness import rundir
+
+    write, written = rundir.write_json, []
+
+    def full(path: Path, value: Any) -> None:
+        written.append(path)
+        if len(written) > 2:  # plan.json and the running report are written, then nothing fits any more
+            raise OSError(28, "No space left on device")
+        write(path, value)
+
+    monkeypatch.setattr(rundir, "write_json", full)
+    desk = Desk(tmp_path)
+    assert desk.run().verdict.exit_code == 0
+    assert "report.json could not be written: no space left on device" in desk.shown
+    assert "verdict     sane" in desk.shown
+
+
 def test_an_ignored_signal_stays_ignored(tmp_path: Path) -> None:
     """nohup ignores SIGHUP for us; a run in the background of a shell ignores Ctrl-C."""
 
