@@ -58,7 +58,8 @@ def visible_devices(table: list[str], variable: str | None) -> list[str]:
         return table
     found: list[str] = []
     for name in (part.strip() for part in variable.split(",")):
-        matches = [table[int(name)]] if name.isdigit() and int(name) < len(table) else [uuid for uuid in table if name and uuid.startswith(name)]
+        by_number = name.isdigit() and int(name) < len(table)
+        matches = [table[int(name)]] if by_number else [uuid for uuid in table if name and uuid.startswith(name)]
         if len(matches) != 1:
             break
         found += matches

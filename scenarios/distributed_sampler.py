@@ -34,6 +34,7 @@ persistent workers that hold the dataset's old epoch; a padded sampler in evalua
 import argparse
 import os
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -142,7 +143,7 @@ def gather(mine: Iterable[int]) -> list[list[int]]:
 
 
 def check_cover(name: str, mine: Iterable[int], num_samples: int) -> list[int]:
-    numbers = sum(gather(mine), [])
+    numbers = list(chain(*gather(mine)))
     assert len(set(numbers)) == len(numbers), f"{name}: shares overlap, {len(numbers)} drawn but {len(set(numbers))} distinct"
     assert sorted(numbers) == list(range(num_samples)), f"{name}: {len(numbers)} samples covered, the data set has {num_samples}"
     return numbers
@@ -157,7 +158,7 @@ def check_samplers(rank: int, world: int, seed: int) -> list[str]:
         orders.append(check_cover("DistributedSampler", sampler, size))
     num_same = sum(a == b for a, b in zip(*orders, strict=True))
     assert num_same < size // 2, f"epochs 0 and 1 must differ in order: {num_same} of {size} positions are the same"
-    check_cover("LengthBuckets", sum(LengthBuckets(size, 8, rank, world, seed), []), size)
+    check_cover("LengthBuckets", chain(*LengthBuckets(size, 8, rank, world, seed)), size)
     check_cover("Stream", Stream(size, rank, world).numbers(), size)
 
     whole, rest = DistributedSampler(range(size), world, rank, seed=seed), ResumableSampler(range(size), world, rank, seed=seed)
@@ -179,7 +180,7 @@ def check_samplers(rank: int, world: int, seed: int) -> list[str]:
 def check_workers(rank: int, world: int, seed: int) -> str:
     own = torch.Generator().manual_seed(seed * world + rank)
     loader = DataLoader(Subset(WorkerSeeds(), range(rank, 4 * world, world)), batch_size=2, num_workers=2, generator=own)
-    seeds = sum(gather(int(value) for _, batch in loader for value in batch.unique()), [])
+    seeds = list(chain(*gather(int(value) for _, batch in loader for value in batch.unique())))
     assert len(set(seeds)) == 2 * world, f"{2 * world} workers must have {2 * world} seeds, found {len(set(seeds))}"
     return f"{2 * world} workers, {len(set(seeds))} different seeds"
 
@@ -212,7 +213,7 @@ def main() -> None:
     dataset = NoisySamples()
     sampler = DistributedSampler(dataset, world, rank, seed=args.seed)
     noise = torch.Generator().manual_seed(args.seed * world + rank)  # seeds the workers: others on each rank
-    loader = DataLoader(dataset, batch_size, sampler=sampler, num_workers=2, generator=noise)
+    loader = DataLoader(dataset, batch_size, sampler=sampler, num_workers=1, generator=noise)
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for x, y in loader:

@@ -164,7 +164,7 @@ def main() -> None:
         sizes = {"parameters": parameters, "gradients": parameters, "Adam state": state}
         print(", ".join(f"{name} {tensor_bytes(tensors) / MIB:.2f} MiB" for name, tensors in sizes.items()), end=", ")
         print(f"activations {activation_bytes / MIB:.2f} MiB at 64 samples a rank")
-        print(f"{num_graph_tensors()} tensors hold a graph after {len(history)} steps, memory grew by {growth / MIB:.1f} MiB")
+        print(f"tensors that hold a graph after {len(history)} steps: {num_graph_tensors()}; memory grew by {growth / MIB:.1f} MiB")
     dist.destroy_process_group()
 
 

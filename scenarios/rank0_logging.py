@@ -42,7 +42,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
 
@@ -102,11 +102,12 @@ def evaluate(net: nn.Module, test_set: TensorDataset, device: torch.device) -> t
     totals = torch.zeros(3, dtype=torch.float64, device=device)  # loss, correct, samples: sums, so that uneven shares weigh right
     for x, y in DataLoader(share, batch_size=32):
         output, y = net(x.to(device)), y.to(device)
-        totals += torch.stack([F.cross_entropy(output, y, reduction="sum"), (output.argmax(1) == y).sum(), torch.tensor(len(y), device=device)])
+        num_samples = torch.tensor(len(y), device=device)
+        totals += torch.stack([F.cross_entropy(output, y, reduction="sum"), (output.argmax(1) == y).sum(), num_samples])
     net.train()
     dist.all_reduce(totals)
-    loss_sum, num_correct, num_samples = totals.tolist()
-    return loss_sum / num_samples, num_correct / num_samples
+    loss_sum, num_correct, num_tested = totals.tolist()
+    return loss_sum / num_tested, num_correct / num_tested
 
 
 def save(net: nn.Module, epoch: int, path: Path) -> None:

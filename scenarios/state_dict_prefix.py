@@ -110,7 +110,7 @@ def strip_prefixes(state: State) -> State:
 
 
 def load_partly(net: nn.Module, state: State) -> tuple[list[str], list[str]]:
-    """Fine-tuning: load what fits by name and shape, and say what did not. strict=False alone says nothing, and drops nothing of other shape."""
+    """Fine-tuning: load what fits by name and shape, and say what did not. strict=False neither says it nor looks at shapes."""
     own = net.state_dict()
     fitting = {key: value for key, value in state.items() if key in own and own[key].shape == value.shape}
     net.load_state_dict({**own, **fitting})
