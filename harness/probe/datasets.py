@@ -82,7 +82,7 @@ def number_of(dataset: Any) -> int:
 
 def length(thing: Any) -> int:
     try:
-        return len(thing) if type(thing).__len__ is not None else -1  # type: ignore[attr-defined]
+        return len(thing) if type(thing).__len__ is not None else -1
     except (TypeError, AttributeError, NotImplementedError):
         return -1
 
@@ -110,7 +110,8 @@ def _subset(dataset: Any) -> dict[str, Any] | None:
     head = list(indices[:MAX_KEPT])
     try:
         return {"num": len(indices), "order": zlib.crc32(repr(head).encode()), "set": zlib.crc32(repr(sorted(head)).encode()),
-                "of": length(dataset.dataset), "base": number_of(dataset.dataset), "indices": pack([int(i) for i in head[:8192]])}  # fmt: skip
+                "of": length(dataset.dataset),
+                "base": number_of(dataset.dataset), "indices": pack([int(i) for i in head[:8192]])}  # fmt: skip
     except (TypeError, ValueError):
         return None
 
@@ -120,7 +121,8 @@ def _seed(generator: Any) -> int | None:
 
 
 def epoch_attributes(dataset: Any, depth: int = 0) -> dict[str, Any]:
-    """Plain numbers that the dataset keeps under a name like `epoch` or `seed`: they tell whether the script meant another order or content."""
+    """Plain numbers that the dataset keeps under a name like `epoch` or `seed`: they tell whether the script meant another order or
+    content."""
     found: dict[str, Any] = {}
     if depth > 2 or not hasattr(dataset, "__dict__"):
         return found
@@ -168,7 +170,8 @@ def generator_state(value: Any) -> int:
 
 
 def fingerprint(dataset: Any, depth: int = 0) -> dict[str, list[Any]]:
-    """Sequences that the dataset keeps: digest in order, digest of the sorted elements, length, line that assigned it. At most 20,000 elements each."""
+    """Sequences that the dataset keeps: digest in order, digest of the sorted elements, length, line that assigned it. At most 20,000
+    elements each."""
     found: dict[str, list[Any]] = {}
     if depth > 2 or not hasattr(dataset, "__dict__"):
         return found
@@ -177,7 +180,12 @@ def fingerprint(dataset: Any, depth: int = 0) -> dict[str, list[Any]]:
         if texts:
             at = sites.as_json(origins.attribute_line(type(dataset), name) or sites.UNKNOWN)
             found[name] = [zlib.crc32("\n".join(texts).encode()), zlib.crc32("\n".join(sorted(texts)).encode()), len(texts), at]
-        elif hasattr(value, "__dict__") and type(value).__module__ not in ("builtins", "types") and not hasattr(value, "parameters") and not callable(value):
+        elif (
+            hasattr(value, "__dict__")
+            and type(value).__module__ not in ("builtins", "types")
+            and not hasattr(value, "parameters")
+            and not callable(value)
+        ):
             for key, entry in fingerprint(value, depth + 1).items():
                 found[f"{name}.{key}"] = entry
     return found
@@ -195,4 +203,6 @@ def _elements(value: Any) -> list[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, (str, int, float, bytes)) or (isinstance(value, tuple) and len(value) < 8 and all(isinstance(v, (str, int, float, bytes)) for v in value))
+    return isinstance(value, (str, int, float, bytes)) or (
+        isinstance(value, tuple) and len(value) < 8 and all(isinstance(v, (str, int, float, bytes)) for v in value)
+    )

@@ -1,7 +1,7 @@
 """Where in the user's source a thing was made, and how a loop can be left. Read in the rank, from source that is on its disk anyway.
 
-A finding must point at the statement to be edited: that is rarely the loop in which the harm shows, but the line that made the sampler, or the
-`if` that leaves the loop. Both are looked up once a call site (0.1-5 ms), never in a step.
+A finding must point at the statement to be edited: that is rarely the loop in which the harm shows, but the line that made the sampler,
+or the `if` that leaves the loop. Both are looked up once a call site (0.1-5 ms), never in a step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _trees: dict[str, ast.Module | None] = {}
 
 
 def argument(frame: FrameType | None, keyword: str, position: int, callee: str = "DataLoader") -> sites.Site | None:
-    """The line that made the value of an argument of the call that `frame` is in: its assignment, or the argument itself where it is written out.
+    """The line that made the value of an argument of the call that `frame` is in: its assignment, or the argument itself where it is
+    written out.
 
     Read from the source, not from the frame's variables: looking at those would keep them alive, and None where the source does not tell.
     """
@@ -28,7 +29,11 @@ def argument(frame: FrameType | None, keyword: str, position: int, callee: str =
     if frame is None or tree is None:
         return None
     line, scope = frame.f_lineno, _scope(tree, frame.f_lineno)
-    calls = [n for n in ast.walk(scope) if isinstance(n, ast.Call) and n.lineno <= line <= (n.end_lineno or n.lineno) and _callee(n).endswith(callee)]
+    calls = [
+        n
+        for n in ast.walk(scope)
+        if isinstance(n, ast.Call) and n.lineno <= line <= (n.end_lineno or n.lineno) and _callee(n).endswith(callee)
+    ]
     if not calls:
         return None
     call = max(calls, key=lambda n: n.lineno)
@@ -53,7 +58,9 @@ def _assigned(scope: ast.AST, wanted: ast.expr, before: int) -> int:
         return 0
     text, lines = ast.unparse(wanted), [0]
     for node in _same_scope(scope):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) else []
+        )
         flat = [e for t in targets for e in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])]
         if node.__dict__.get("lineno", before + 1) <= before and any(isinstance(t, type(wanted)) and ast.unparse(t) == text for t in flat):
             lines.append(node.lineno)  # type: ignore[attr-defined]
@@ -64,9 +71,10 @@ def _scope(tree: ast.Module, line: int) -> ast.AST:
     """The innermost function at `line`, or the module."""
     scope: ast.AST = tree
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            if scope is tree or node.lineno >= scope.lineno:  # type: ignore[attr-defined]
-                scope = node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        if scope is tree or node.lineno >= scope.lineno:  # type: ignore[attr-defined]
+            scope = node
     return scope
 
 
@@ -103,7 +111,8 @@ def _tree(name: str) -> ast.Module | None:
 
 
 def loops(frames: list[sites.Site]) -> dict[str, Any]:
-    """The loops around these frames, innermost first: `ranges` of lines, and `exits`, the statements that can end them (`continue`s are listed too).
+    """The loops around these frames, innermost first: `ranges` of lines, and `exits`, the statements that can end them (`continue`s are
+    listed too).
 
     Level 0 is the loop that the first frame's line belongs to (its header or its body), 1 the loop around it, and so on outwards.
     """
@@ -141,7 +150,8 @@ def _same_scope(scope: ast.AST) -> list[ast.AST]:
 
 
 def _ways_out(loop: ast.For | ast.While) -> list[tuple[int, str]]:
-    """(line, kind) of the conditions that end this loop or a turn of it: its own `break`s and `continue`s, `return`s, a while's condition."""
+    """(line, kind) of the conditions that end this loop or a turn of it: its own `break`s and `continue`s, `return`s, a while's
+    condition."""
     found: list[tuple[int, str]] = []
     if isinstance(loop, ast.While) and not (isinstance(loop.test, ast.Constant) and loop.test.value):
         found.append((loop.lineno, "while"))

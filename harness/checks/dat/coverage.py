@@ -1,8 +1,8 @@
 """DAT114 shards-do-not-cover: shares cut by the script overlap, and miss samples.
 
 What it does
-    Puts together what all ranks draw in one pass under a sampler, batch sampler or Subset of the script's own: each index should come once. For
-    data sets that each rank cut by itself, compares the content of the ranks' shares.
+    Puts together what all ranks draw in one pass under a sampler, batch sampler or Subset of the script's own: each index should come
+    once. For data sets that each rank cut by itself, compares the content of the ranks' shares.
 
 Why it is bad
     Samples in the overlap weigh double, those that no rank draws are never learned.
@@ -16,8 +16,8 @@ Right
     mine = order[rank::world_size]
 
 Known limits
-    Needs complete passes. Sampling with replacement overlaps by design. Padding of up to one batch a rank is healthy. Shares whose content is random,
-    or that are drawn anew in each pass, are not judged by content.
+    Needs complete passes. Sampling with replacement overlaps by design. Padding of up to one batch a rank is healthy. Shares whose
+    content is random, or that are drawn anew in each pass, are not judged by content.
 """
 
 from __future__ import annotations
@@ -39,7 +39,11 @@ class ShardsDoNotCover(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
-        groups = [g for g in passes.aligned(run, passes.training(run)) if all(p.exhausted and p.distributed is None and not p.opened["replacement"] for p in g)]
+        groups = [
+            g
+            for g in passes.aligned(run, passes.training(run))
+            if all(p.exhausted and p.distributed is None and not p.opened["replacement"] for p in g)
+        ]
         if not groups:
             raise NotApplicable("no complete training pass over shares that the script cut itself")
         groups = [g for g in groups if g[0].key == groups[0][0].key]
@@ -65,7 +69,7 @@ class ShardsDoNotCover(Check):
         if twice <= allowed or twice >= 0.98 * (num - largest) or not 0.7 * total <= num <= 1.3 * total:
             return None
         return self.finding(
-            f"the ranks' shares overlap: {num} samples drawn by all ranks are {len(union)} different ones, {total - len(union)} of {total} come never",
+            f"the shares overlap: of {num} samples drawn {len(union)} are different ones; {total - len(union)} of {total} come never",
             where=group[0].made_sampler if group[0].custom else group[0].made_dataset,
             ranks=[p.rank for p in group],
             notes=[f"samples by rank: {', '.join(str(len(i)) for i, _ in drawn[:8])}; {twice} come more than once"],

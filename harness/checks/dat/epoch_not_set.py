@@ -17,8 +17,8 @@ Right
         for x, y in loader: ...
 
 Known limits
-    Needs two training passes of at least eight samples. A sampler that does not shuffle is healthy and silent; a sampler of the script's own
-    counts as shuffling if it has a `set_epoch` method and draws another order than 0, 1, 2, ...
+    Needs two training passes of at least eight samples. A sampler that does not shuffle is healthy and silent; a sampler of the script's
+    own counts as shuffling if it has a `set_epoch` method and draws another order than 0, 1, 2, ...
 """
 
 from __future__ import annotations
@@ -56,7 +56,11 @@ class EpochNotSet(Check):
         num = min(len(p.indices) for p in group)
         last = len(group) - 1
         epochs = "epochs 0 and 1" if last == 1 else f"epochs 0 to {last}"
-        sampler = "a generator seeded anew" if group[0].distributed is None and not group[0].opened["set_epoch"] else "the sampler's epoch was never changed"
+        sampler = (
+            "a generator seeded anew"
+            if group[0].distributed is None and not group[0].opened["set_epoch"]
+            else "the sampler's epoch was never changed"
+        )
         return self.finding(
             f"{epochs} drew the same sample order",
             where=group[0].where,

@@ -4,8 +4,8 @@ What it does
     Compares digests of the samples that a stream yields, between ranks, and within a rank that has several workers.
 
 Why it is bad
-    Every rank and every worker holds a copy of an IterableDataset. A copy that does not ask for its rank yields all of it: ranks train on the
-    same samples. One that does not ask for its worker yields each sample num_workers times an epoch.
+    Every rank and every worker holds a copy of an IterableDataset. A copy that does not ask for its rank yields all of it: ranks train on
+    the same samples. One that does not ask for its worker yields each sample num_workers times an epoch.
 
 Wrong
     def __iter__(self):
@@ -18,8 +18,8 @@ Right
         return islice(self.samples, rank * num + first, None, world_size * num)
 
 Known limits
-    Samples are told apart by content: a stream with random augmentation that differs by rank is compared by its last tensor (the label) where
-    that is different for most samples.
+    Samples are told apart by content: a stream with random augmentation that differs by rank is compared by its last tensor (the label)
+    where that is different for most samples.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from harness.checks.dat.passes import number
 from harness.model import Where
@@ -45,7 +45,7 @@ def sources(run: Run) -> list[Source]:
         for event in recording.of("draw"):
             at = event.where
             if at is not None and event["grad"]:
-                site = (os.path.basename(at.file), at.line, str(event["fn"]), bool(event["data"]))
+                site = (PurePath(at.file).name, at.line, str(event["fn"]), bool(event["data"]))
                 table.setdefault(site, {}).setdefault(number(event["at"]), event)
         tables.append(table)
     found = []

@@ -1,8 +1,8 @@
 """DAT102 data-not-sharded: the ranks train on the same samples.
 
 What it does
-    Compares what the ranks draw in training: the sample indices of their loaders, and, for batches made by hand, the content that reaches the
-    model (with DDP) or losses and local gradients (without it), at every step.
+    Compares what the ranks draw in training: the sample indices of their loaders, and, for batches made by hand, the content that reaches
+    the model (with DDP) or losses and local gradients (without it), at every step.
 
 Why it is bad
     Gradients of equal batches average to themselves: N processes do the work of one. With `shuffle=True` and a seed of its own on each rank
@@ -16,8 +16,8 @@ Right
     loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 
 Known limits
-    A global batch that each rank cuts its part from is healthy: it is told by the number of samples that the model gets. Without DDP and with
-    dropout that differs by rank, hand-made batches cannot be compared. A batch that never changes is advice only.
+    A global batch that each rank cuts its part from is healthy: it is told by the number of samples that the model gets. Without DDP and
+    with dropout that differs by rank, hand-made batches cannot be compared. A batch that never changes is advice only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class NotSharded(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
         groups = [g for g in passes.aligned(run, passes.training(run)) if all(p.distributed is None for p in g)]
-        drawn = [g for g in groups if all(len(p.indices) > 1 for p in g) and not any(p.opened["custom_batch_sampler"] or p.iterable for p in g)]
+        drawn = [
+            g for g in groups if all(len(p.indices) > 1 for p in g) and not any(p.opened["custom_batch_sampler"] or p.iterable for p in g)
+        ]
         if drawn:
             yield from self._loaders(run, drawn)
         elif not passes.training(run):
@@ -71,7 +73,7 @@ class NotSharded(Check):
                 f"every rank passes over all {first[0].dataset_len} samples in each epoch, in an order of its own",
                 where=first[0].made,
                 ranks=run.rank_ids,
-                notes=[f"{run.world_size} ranks drew {sum(p.num_samples for p in first)} samples in one epoch of a data set of {first[0].dataset_len}"],
+                notes=[f"samples drawn in one epoch: {sum(p.num_samples for p in first)} by {run.world_size} ranks"],
                 help=HELP,
                 severity=Severity.WARNING,
             )

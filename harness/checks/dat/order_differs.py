@@ -1,12 +1,12 @@
 """DAT110 sample-order-differs: index i is another sample on each rank.
 
 What it does
-    Under a sampler that shards by index, compares what the ranks' data sets hold: the order of their lists, the content drawn for an index, and the
-    label drawn for a sample.
+    Under a sampler that shards by index, compares what the ranks' data sets hold: the order of their lists, the content drawn for an
+    index, and the label drawn for a sample.
 
 Why it is bad
-    A sampler deals out numbers. If the lists behind them are in another order on each rank (a set of strings, a directory listing), the shares
-    overlap and miss samples; if the classes are, ranks train on contradicting labels.
+    A sampler deals out numbers. If the lists behind them are in another order on each rank (a set of strings, a directory listing), the
+    shares overlap and miss samples; if the classes are, ranks train on contradicting labels.
 
 Wrong
     self.keys = list(set(names))
@@ -61,9 +61,11 @@ class SampleOrderDiffers(Check):
             message = f"the same sample has another label on another rank: {contents.relabelled} samples"
         if message:
             named = ordered or next(iter(lists), None)
-            if named is not None and ordered is None or (named is not None and not message.startswith("`")):
+            if named is not None and not message.startswith("`"):
                 notes.append(f"`{named[0]}` is in another order on each rank")
-            yield self.finding(message, where=(named[1] if named else None) or first.made_dataset, ranks=run.rank_ids, notes=notes, help=HELP)
+            yield self.finding(
+                message, where=(named[1] if named else None) or first.made_dataset, ranks=run.rank_ids, notes=notes, help=HELP
+            )
 
 
 class _Contents:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from harness.checks.dat import passes
@@ -75,7 +75,9 @@ def _over_passes(run: Run, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
             return None
         fewest = min(counts[rank] for rank in closed)
         left = tuple(rank for rank in closed if counts[rank] == fewest)
-        stayed = tuple(rank for rank, n in counts.items() if rank not in left and (n > fewest or (here[rank].closed is None and n >= fewest)))
+        stayed = tuple(
+            rank for rank, n in counts.items() if rank not in left and (n > fewest or (here[rank].closed is None and n >= fewest))
+        )
         if stayed:
             one = here[left[0]]
             sized = tuple(counts[r] if here[r].closed is not None else max(counts[r], 0) for r in sorted(counts))
@@ -178,7 +180,8 @@ def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None
     if not frames:
         return None
     return any(
-        os.path.basename(f.file) == os.path.basename(str(r.get("file"))) and passes.number(r.get("first")) <= f.line <= passes.number(r.get("last"))
+        PurePath(f.file).name == PurePath(str(r.get("file"))).name
+        and passes.number(r.get("first")) <= f.line <= passes.number(r.get("last"))
         for f in frames
         for r in ranges
     )
@@ -194,8 +197,8 @@ def _last_frames(run: Run, recording: Recording) -> list[Where]:
     candidates: list[tuple[int, list[Where]]] = []
     for kind, key in (("stall", "stack"), (protocol.FAILURE, "frames")):
         for event in recording.of(kind)[-1:]:
-            frames = [w for s in event[key] or () if (w := where_of(s)) is not None]
-            candidates.append((event.t_ns, frames))
+            seen = [w for s in event[key] or () if (w := where_of(s)) is not None]
+            candidates.append((event.t_ns, seen))
     for event in recording.of("coll")[-1:]:
         if event.where is not None:
             candidates.append((event.t_ns, [event.where]))

@@ -1,15 +1,16 @@
-"""Passes over data loaders as the checks see them: the "pass" event joined with the "loader" event that opened it, aligned over the ranks."""
+"""Passes over data loaders as the checks see them: the "pass" event joined with the "loader" event that opened it, aligned over the
+ranks."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import os
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import Any
 
 from harness.checks.base import NotApplicable
@@ -113,7 +114,12 @@ class Pass:
     @property
     def evaluates(self) -> bool:
         """No backward, and either no gradients or a model in eval mode: a measurement, not a look at the data."""
-        return self.closed is not None and not self.trains and self.num_batches > 0 and (not self.closed["grad"] or not self.closed["training"])
+        return (
+            self.closed is not None
+            and not self.trains
+            and self.num_batches > 0
+            and (not self.closed["grad"] or not self.closed["training"])
+        )
 
     @cached_property
     def indices(self) -> tuple[int, ...]:
@@ -163,7 +169,7 @@ class Pass:
     def key(self) -> tuple[str, int, int]:
         """Which statement iterates which loader: the same on all ranks, however often loaders are made anew."""
         at, made = self.where, where_of(self.opened["made"])
-        return (os.path.basename(at.file) if at else "", at.line if at else 0, made.line if made else 0)
+        return (PurePath(at.file).name if at else "", at.line if at else 0, made.line if made else 0)
 
 
 def of_recording(rank: int, recording: Recording) -> list[Pass]:

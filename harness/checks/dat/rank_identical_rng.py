@@ -1,12 +1,12 @@
 """DAT109 rank-identical-rng: all ranks draw the same random numbers in training.
 
 What it does
-    Compares, step by step, the values that the script's own training code draws: noise, time steps, masks of the size of the local batch, and what
-    a dataset draws for its samples.
+    Compares, step by step, the values that the script's own training code draws: noise, time steps, masks of the size of the local batch,
+    and what a dataset draws for its samples.
 
 Why it is bad
-    The n-th sample of every rank gets the same augmentation, noise or time step. The batch is less varied than its size says, and the gradient's
-    variance does not fall with the number of ranks as it should.
+    The n-th sample of every rank gets the same augmentation, noise or time step. The batch is less varied than its size says, and the
+    gradient's variance does not fall with the number of ranks as it should.
 
 Wrong
     torch.manual_seed(args.seed)                     # the same noise on every rank
@@ -17,13 +17,15 @@ Right
     torch.manual_seed(args.seed + rank)              # from here on each rank draws its own
 
 Known limits
-    Scalars that all ranks share (a drop decision, a mix-up weight) and draws for a global batch that is cut by rank are healthy. Equal generator
-    states that only dropout uses are advice. What loader workers draw is DAT113.
+    Scalars that all ranks share (a drop decision, a mix-up weight) and draws for a global batch that is cut by rank are healthy. Equal
+    generator states that only dropout uses are advice. What loader workers draw is DAT113.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import noise, passes, together
@@ -66,7 +68,7 @@ class RankIdenticalRng(Check):
             f"{line} draws the same values on all ranks: {first.equal_steps} of {len(first.steps)} steps",
             where=seed if seed is not None and not first.first["generator"] else at,
             ranks=run.rank_ids,
-            notes=[f"{passes.number(first.first['numel'])} values a step on each rank, {len(equal)} such statement{'s' if len(equal) > 1 else ''}"],
+            notes=[f"{passes.number(first.first['numel'])} values a step on each rank; statements like it: {len(equal)}"],
             help="seed with seed + rank after the model is built (and wrapped), so that each rank draws its own",
         )
 
@@ -81,7 +83,7 @@ class RankIdenticalRng(Check):
                     return None
                 row = step.rows[0]
                 states.append(row.rng if row is not None else 0)
-        moves = sum(1 for a, b in zip(states, states[1:], strict=False) if a != b)
+        moves = sum(1 for a, b in pairwise(states) if a != b)
         if len(states) < MIN_STEPS or not all(states) or moves < 0.9 * (len(states) - 1):
             return None
         return self.finding(
@@ -111,13 +113,19 @@ def _matters(run: Run, source: Source) -> bool:
 def _own_generator(run: Run) -> tuple[passes.Pass, str] | None:
     """A dataset's own generator that is in the same state on all ranks before a pass, and is used in it by this process."""
     for group in passes.aligned(run, [p for p in passes.training(run) if not p.iterable and not passes.number(p.opened["num_workers"])]):
-        owns = [p.closed["own"] if p.closed is not None else None for p in group]
-        if not all(isinstance(o, list) and len(o) == 2 and isinstance(o[0], dict) and isinstance(o[1], dict) for o in owns):
-            continue
+        owns = [own_states(p) for p in group]
         for name in owns[0][0]:
             if len({o[0].get(name) for o in owns}) == 1 and all(o[0].get(name) != o[1].get(name) for o in owns):
                 return group[0], str(name)
     return None
+
+
+def own_states(one: passes.Pass) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """States of the dataset's own generators (before, after) a pass, by name."""
+    found = one.closed["own"] if one.closed is not None else None
+    if isinstance(found, list) and len(found) == 2 and all(isinstance(f, Mapping) for f in found):
+        return found[0], found[1]
+    return {}, {}
 
 
 def owned_finding(check: Check, run: Run, one: passes.Pass, name: str) -> Finding:

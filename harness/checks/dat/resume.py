@@ -1,12 +1,13 @@
 """DAT112 shuffle-restarts-after-resume: after a resume the samples come in an order that was used up before.
 
 What it does
-    Compares the order of training passes after a checkpoint was loaded with that of passes that were complete when it was saved, also over several
-    generations of processes of one run. Besides: a pass that begins in the middle of an order which an earlier pass has drawn to its end.
+    Compares the order of training passes after a checkpoint was loaded with that of passes that were complete when it was saved, also
+    over several generations of processes of one run. Besides: a pass that begins in the middle of an order which an earlier pass has
+    drawn to its end.
 
 Why it is bad
-    The epochs that follow the resume repeat the shuffles of the first ones: batches that the model has seen in this very order, while others never
-    come. Schedules that hang on the epoch start over as well.
+    The epochs that follow the resume repeat the shuffles of the first ones: batches that the model has seen in this very order, while
+    others never come. Schedules that hang on the epoch start over as well.
 
 Wrong
     for epoch in range(epochs - done):
@@ -17,7 +18,8 @@ Right
         sampler.set_epoch(epoch)
 
 Known limits
-    Sees resumes within one run. A second training from fresh weights, or one that goes back to an earlier checkpoint on purpose, is healthy.
+    Sees resumes within one run. A second training from fresh weights, or one that goes back to an earlier checkpoint on purpose, is
+    healthy.
 """
 
 from __future__ import annotations
@@ -95,7 +97,11 @@ def _replayed(history: list[tuple[Recording, Pass]]) -> tuple[Pass, Pass, str] |
             continue
         for _, earlier in history[:position]:
             if earlier.closed is not None and earlier.exhausted and earlier.closed.t_ns < saved and _starts_alike(one, earlier):
-                return one, earlier, "the shuffles restart with the first epoch's" if _is_first(history, earlier) else "an epoch is repeated"
+                return (
+                    one,
+                    earlier,
+                    "the shuffles restart with the first epoch's" if _is_first(history, earlier) else "an epoch is repeated",
+                )
     return None
 
 

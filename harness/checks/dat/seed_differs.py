@@ -57,7 +57,9 @@ class SeedDiffers(Check):
             where=group[0].made_sampler if what == "seed" else _set_epoch(run, group[0]) or group[0].where,
             ranks=[p.rank for p in group],
             notes=notes,
-            help="give every rank the same seed" if what == "seed" else "call `sampler.set_epoch(epoch)` with the same number on every rank",
+            help="give every rank the same seed"
+            if what == "seed"
+            else "call `sampler.set_epoch(epoch)` with the same number on every rank",
         )
 
 

@@ -4,8 +4,8 @@ What it does
     Compares the index sets of the ranks' `Subset`s, and the content of what is trained on with what is measured on, across ranks.
 
 Why it is bad
-    Validation data leaks into training: the measured error is too good, the early stop too late. Under a distributed sampler the ranks' shares
-    come from different sets, overlap, and miss samples.
+    Validation data leaks into training: the measured error is too good, the early stop too late. Under a distributed sampler the ranks'
+    shares come from different sets, overlap, and miss samples.
 
 Wrong
     torch.manual_seed(rank); train, val = random_split(data, [0.9, 0.1])
@@ -39,7 +39,9 @@ class SplitDiffers(Check):
         trained, measured = passes.training(run), passes.evaluating(run)
         if not trained:
             raise NotApplicable("no training pass over a data loader")
-        found = self._sets(run, trained) or self._leak(run, trained, measured, _subset_of) or self._leak(run, trained, measured, _content_of)
+        found = (
+            self._sets(run, trained) or self._leak(run, trained, measured, _subset_of) or self._leak(run, trained, measured, _content_of)
+        )
         if found:
             yield found
 
@@ -51,13 +53,17 @@ class SplitDiffers(Check):
                 kept = [set(passes.unpack((p.subset or {}).get("indices"))) for p in group]
                 common = len(set.intersection(*kept)) if all(kept) else 0
                 return self._found(
-                    group, f"the training set is another one on each rank: a sampler shards {len(kept[0])} samples of which {common} are common to all", []
+                    group,
+                    f"the training set is another one on each rank: of the {len(kept[0])} samples to be sharded {common} are common",
+                    [],
                 )
         return None
 
-    def _leak(self, run: Run, trained: list[Pass], measured: list[Pass], what: Callable[[Sequence[Pass], int], dict[int, set[int]]]) -> Finding | None:
+    def _leak(
+        self, run: Run, trained: list[Pass], measured: list[Pass], what: Callable[[Sequence[Pass], int], dict[int, set[int]]]
+    ) -> Finding | None:
         for base in sorted({_base(p) for p in measured} & {_base(p) for p in trained} if what is _subset_of else {-1}):
-            train, held = what([p for p in trained], base), what([p for p in measured], base)
+            train, held = what(trained, base), what(measured, base)
             for rank, kept in held.items():
                 own = kept & train.get(rank, set())
                 for other, seen in train.items():
@@ -77,7 +83,7 @@ class SplitDiffers(Check):
             where=group[0].made_dataset,
             ranks=sorted({p.rank for p in group}),
             notes=notes,
-            help="split with a generator that has the same seed on all ranks: `random_split(..., generator=torch.Generator().manual_seed(seed))`",
+            help="split with one seed on all ranks: `random_split(..., generator=torch.Generator().manual_seed(seed))`",
         )
 
 

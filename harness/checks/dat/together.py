@@ -1,4 +1,5 @@
-"""Whether the ranks train one model together on data of their own (data parallelism over the whole world), as all checks of sharding presuppose.
+"""Whether the ranks train one model together on data of their own (data parallelism over the whole world), as all checks of sharding
+presuppose.
 
 Tensor and pipeline parallel groups share their data on purpose; so do ranks that train alone. Neither is judged.
 """
@@ -17,7 +18,9 @@ def required(run: Run) -> None:
     several_ranks(run)
     found = run.__dict__.get("_together")
     if found is None:
-        found = run.__dict__["_together"] = "" if _wrapped(run) or _synced_by_hand(run) else "the ranks do not train replicas of one model over the whole world"
+        found = run.__dict__["_together"] = (
+            "" if _wrapped(run) or _synced_by_hand(run) else "the ranks do not train replicas of one model over the whole world"
+        )
     if found:
         raise NotApplicable(str(found))
 
@@ -53,5 +56,3 @@ def rows_fed(run: Run, rank: int) -> int:
     recording = run.ranks[rank]
     counts = [int(e["rows"]) for e in recording.of("accumulation") if isinstance(e["rows"], int) and e["rows"]] if recording else []
     return max(set(counts), key=counts.count) if counts else 0
-
-

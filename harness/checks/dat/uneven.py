@@ -1,12 +1,12 @@
 """DAT111 uneven-inputs: one rank has fewer batches than the others.
 
 What it does
-    Compares how many batches the ranks draw from a training loader until it is exhausted, if the run then hung, failed, or took different numbers
-    of steps.
+    Compares how many batches the ranks draw from a training loader until it is exhausted, if the run then hung, failed, or took different
+    numbers of steps.
 
 Why it is bad
-    The rank that runs out goes on to its next collective (or ends); the others wait for its gradients. The run hangs until the timeout, or the
-    rank that did nothing wrong reports "connection closed by peer".
+    The rank that runs out goes on to its next collective (or ends); the others wait for its gradients. The run hangs until the timeout,
+    or the rank that did nothing wrong reports "connection closed by peer".
 
 Wrong
     data = [d for d in data[rank::world_size] if long_enough(d)]
@@ -56,7 +56,7 @@ class UnevenInputs(Check):
             where=found.loop,
             ranks=few,
             notes=notes,
-            help="give every rank the same number of batches (filter before sharding, drop_last, a common count), or wrap the loop in `with Join([model]):`",
+            help="give every rank as many batches (filter before sharding, drop_last, a common count), or use `with Join([model]):`",
         )
 
 

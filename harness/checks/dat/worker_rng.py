@@ -1,8 +1,8 @@
 """DAT113 worker-rng-identical: the loader workers of all ranks draw the same random numbers.
 
 What it does
-    Compares the base seed from which a loader seeds its workers, and the states of generators that the dataset owns; looks in the workers whether
-    fetching a sample draws from them.
+    Compares the base seed from which a loader seeds its workers, and the states of generators that the dataset owns; looks in the workers
+    whether fetching a sample draws from them.
 
 Why it is bad
     Worker 0 of every rank augments its n-th sample alike; with a generator that the dataset owns so do all workers of one rank.
@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import noise, passes, together
 from harness.checks.dat.passes import Pass
-from harness.checks.dat.rank_identical_rng import owned_finding
+from harness.checks.dat.rank_identical_rng import own_states, owned_finding
 from harness.model import Finding, Severity, Where
 from harness.record import Run, where_of
 
@@ -77,7 +77,7 @@ def _seeded_at(run: Run, one: Pass) -> Where | None:
 
 def _shared_state(group: list[Pass]) -> str:
     """Name of a generator of the dataset whose state, which every worker starts from, is equal on all ranks."""
-    owns = [p.closed["own"] if p.closed is not None else None for p in group]
-    if not all(_moved(p)[3] for p in group) or not all(isinstance(o, list) and o and isinstance(o[0], dict) for o in owns):
+    owns = [own_states(p)[0] for p in group]
+    if not all(_moved(p)[3] for p in group):
         return ""
-    return next((str(n) for n in owns[0][0] if len({o[0].get(n) for o in owns}) == 1), "")
+    return next((str(n) for n in owns[0] if len({o.get(n) for o in owns}) == 1), "")

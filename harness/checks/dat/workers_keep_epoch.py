@@ -1,8 +1,8 @@
 """DAT108 workers-keep-epoch: persistent workers hold the copy of the dataset that they were started with.
 
 What it does
-    For loaders with persistent workers whose dataset keeps an epoch (or seed) that the script changes between passes: compares the content of
-    the passes.
+    For loaders with persistent workers whose dataset keeps an epoch (or seed) that the script changes between passes: compares the
+    content of the passes.
 
 Why it is bad
     Workers are processes. What the parent sets on the dataset after they were started never reaches them: every epoch has the order, or the

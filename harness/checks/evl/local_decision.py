@@ -43,11 +43,12 @@ class RankLocalDecision(Check):
             return
         left, stayed = found.left[0], found.stayed[0]
         what = "passes over the loader" if found.level and found.made else ("batches of the pass" if found.made else "steps")
+        loop = "epoch loop" if found.level else "loop"
         notes = [f"{what} by rank: {', '.join(str(n) for n in found.counts[:8])}"]
         if len(found.exits) > 1:
             notes.append("the loop can also end at line " + ", ".join(str(w.line) for w in found.exits[1:5]))
         yield self.finding(
-            f"rank {left} left the {'epoch ' if found.level else ''}loop, rank {stayed} went on and waits for it: each rank decided by itself",
+            f"rank {left} left the {loop}, rank {stayed} went on and waits for it: each rank decided by itself",
             where=found.exits[0] if found.exits else found.loop,
             ranks=found.left,
             notes=notes,

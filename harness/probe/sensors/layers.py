@@ -1,10 +1,11 @@
-"""Layers that behave otherwise in evaluation: Dropout, BatchNorm. Whether a trained model has any, and whether they were in train mode in an
-evaluation pass.
+"""Layers that behave otherwise in evaluation: Dropout, BatchNorm. Whether a trained model has any, and whether they were in train mode in
+an evaluation pass.
 
 Event "layers" (before the first step of an optimizer): opt, module, dropout, batchnorm (how many).
 Event "loop" (the same time): of="step", exits and ranges of the loops around the call of step(), see `origins.loops`.
-Field `switch` of a "pass" without backward (first 6 of a process): {root_training, dropout, batchnorm: layers in train mode under a model in train
-mode, body_random: the loop's body used the global generator although the script drew nothing itself, batchnorm_moved: statistics were updated}.
+Field `switch` of a "pass" without backward (first 6 of a process): {root_training, dropout, batchnorm: layers in train mode under a model
+in train mode, body_random: the loop's body used the global generator although the script drew nothing itself, batchnorm_moved: statistics
+were updated}.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _random_state() -> int:
     import torch
 
     digest = digests.wide(bytes(torch.default_generator.get_state().numpy().data))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and S.group is not None and bool(torch.cuda.default_generators):
         digest ^= digests.wide(b"".join(bytes(g.get_state().numpy().data) for g in torch.cuda.default_generators))
     return digest
 
@@ -125,8 +126,8 @@ def _before_first_step(optimizer: Any, witness: Any, params: Any) -> None:
         root = ref()
         if root is not None:
             kinds.append(type(root).__name__)
-            dropout += sum(1 for m in root.modules() if "Dropout" in type(m).__name__ and getattr(m, "p", 1))
-            norms += sum(1 for m in root.modules() if "BatchNorm" in type(m).__name__)
+            dropout += sum("Dropout" in type(m).__name__ and bool(getattr(m, "p", True)) for m in root.modules())
+            norms += sum("BatchNorm" in type(m).__name__ for m in root.modules())
     stack = sites.stack(2)
     if stack and witness.opt < 4:
         S.recorder.event("loop", stack[0], of="step", **origins.loops(stack))

@@ -1,14 +1,15 @@
 """What the data loaders drew. The iterator's class is patched, never an iterator: keeping one alive makes loaders with workers hang.
 
-Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_dataset, made_generator (sites), base_seed (of the
-workers), what `datasets.describe` says of sampler, dataset, workers.
+Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_dataset, made_generator (sites),
+base_seed (of the workers), what `datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
-uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first, smallest, last],
-backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode), data_s, worker_random
-([torch, python, numpy, own] generators moved in a worker), own [before, after] (states of the dataset's own generators), switch (see layers.py).
-Event "dataset": loop, attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences.
-Event "loop" (first time a statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`.
-Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
+uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
+smallest, last], backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode),
+data_s, worker_random ([torch, python, numpy, own] generators moved in a worker), own [before, after] (states of the dataset's own
+generators), switch (see layers.py). Event "dataset": loop, attributes {name: [ordered digest, sorted digest, length, site]} of what the
+dataset keeps in sequences. Event "loop" (first time a statement iterates a loader): of="loader", exits and ranges of this loop and those
+around it, see `origins.loops`. Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was
+entered.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import random
 import sys
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 from .. import datasets, digests, origins, sites
@@ -47,7 +49,7 @@ class Pass:
         _loops[0] += 1
         self.loader = _loader_ids.setdefault(loader, len(_loader_ids))
         self.site = site
-        self.iterator = weakref.ref(iterator, lambda _r, key=id(iterator): _dropped(key))
+        self.iterator = weakref.ref(iterator, partial(_dropped, id(iterator)))
         self.indices: list[int] = []
         self.order = self.content = 0
         self.rows: list[int] = []
@@ -71,7 +73,8 @@ class Pass:
         _kept[0] += len(self.indices) + len(self.rows) + len(self.labels)
         dataset = self.dataset() if self.dataset is not None else None
         S.recorder.event(
-            "pass", self.site, loop=self.loop, loader=self.loader, num_batches=self.num_batches, num_samples=self.num_samples, order=self.order,
+            "pass", self.site, loop=self.loop, loader=self.loader, num_batches=self.num_batches, num_samples=self.num_samples,
+            order=self.order,
             indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), content=self.content, batch_sizes=self.sizes,
             backwards=self.backwards, collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
             training=self.training, data_s=round(self.data_s, 6), worker_random=list(self.page[:4]) if self.page is not None else None,
@@ -80,7 +83,7 @@ class Pass:
         )  # fmt: skip
 
 
-def _dropped(key: int) -> None:
+def _dropped(key: int, _ref: Any) -> None:
     found = _passes.pop(key, None)
     if found is not None:
         quiet(found.finish)(False)
@@ -94,7 +97,9 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
     _passes[id(iterator)] = one
     S.loops.append(one)
     base_seed = getattr(iterator, "_base_seed", None) if loader.num_workers else None
-    S.recorder.event("loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, **_made.get(id(loader), {}), **datasets.describe(loader))
+    S.recorder.event(
+        "loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, **_made.get(id(loader), {}), **datasets.describe(loader)
+    )
     if id(loader.dataset) not in _told_datasets:
         _told_datasets.add(id(loader.dataset))
         kind = type(loader.dataset).__name__
@@ -139,7 +144,13 @@ def _note_samples(one: Pass, tensors: list[Any], size: int) -> None:
         one.rows.extend(rows)
         for row in rows:
             one.content = mix(one.content, row)
-    if len(one.labels) < one.room and len(tensors) > 1 and tensors[-1].dim() and tensors[-1].device.type == "cpu" and tensors[-1].shape[0] == size:
+    if (
+        len(one.labels) < one.room
+        and len(tensors) > 1
+        and tensors[-1].dim()
+        and tensors[-1].device.type == "cpu"
+        and tensors[-1].shape[0] == size
+    ):
         one.labels.extend(digests.of_rows(tensors[-1], width=4))
 
 
@@ -276,14 +287,22 @@ def _remember_made(loader: Any) -> None:
     }
 
 
+def _note_epoch(sampler: Any, epoch: Any, site: sites.Site) -> None:
+    S.recorder.event("set_epoch", site, epoch=epoch if isinstance(epoch, int) else repr(epoch), sampler=id(sampler))
+
+
 def _set_epoch(original: Any) -> Any:
-    note = quiet(lambda self, epoch, site: S.recorder.event("set_epoch", site, epoch=epoch if isinstance(epoch, int) else repr(epoch), sampler=id(self)))
+    note = quiet(_note_epoch)
 
     def set_epoch(self: Any, epoch: Any) -> Any:
         note(self, epoch, sites.here(2))
         return original(self, epoch)
 
     return set_epoch
+
+
+def _note_join(*args: Any, **kwargs: Any) -> None:
+    S.recorder.event("join", sites.here(4))
 
 
 def finish_all() -> None:
@@ -304,7 +323,7 @@ def arm() -> None:
     wrap(fetch._MapDatasetFetcher, "fetch", _fetch)
     wrap(fetch._IterableDatasetFetcher, "fetch", _fetch)
     wrap(DistributedSampler, "set_epoch", _set_epoch)
-    before(join.Join, "__enter__", lambda *a, **k: S.recorder.event("join", sites.here(4)))
+    before(join.Join, "__enter__", _note_join)
     at_close.append(quiet(finish_all))
 
 

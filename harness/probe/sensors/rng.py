@@ -1,8 +1,8 @@
 """Random numbers: generator states a step, and values drawn by random functions that the user's own code calls.
 
-Event "draw" (of the first 64 steps, one a call site, step and phase): site, fn, at (step), num (calls), numel (of all), rows (first dimension of the
-last value, 0: a scalar), digest (of all values in order), whole (a floating point function), generator (one was passed explicitly), data (inside a
-data loader's fetch), grad (gradients were on).
+Event "draw" (of the first 64 steps, one a call site, step and phase): site, fn, at (step), num (calls), numel (of all), rows (first
+dimension of the last value, 0: a scalar), digest (of all values in order), whole (a floating point function), generator (one was passed
+explicitly), data (inside a data loader's fetch), grad (gradients were on).
 Event "seed": site, what ("torch" | "python" | "numpy"), value; the user's code seeded a global generator.
 """
 
@@ -24,7 +24,20 @@ NUM_STEPS = 64
 FUNCTIONS = ("randn", "rand", "randint", "randn_like", "rand_like", "randint_like", "normal", "bernoulli", "multinomial", "poisson")
 METHODS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 PYTHON = ("random", "uniform", "gauss", "randint", "randrange", "choice", "normalvariate", "triangular")
-NUMPY = ("rand", "randn", "random", "normal", "uniform", "randint", "standard_normal", "binomial", "poisson", "beta", "choice", "random_sample")
+NUMPY = (
+    "rand",
+    "randn",
+    "random",
+    "normal",
+    "uniform",
+    "randint",
+    "standard_normal",
+    "binomial",
+    "poisson",
+    "beta",
+    "choice",
+    "random_sample",
+)
 INTEGERS = ("randint", "randint_like", "multinomial", "randrange", "choice", "poisson", "binomial")
 _last_python = [0]
 num_user_draws = [0]  # so far, by the user's own code
@@ -75,7 +88,8 @@ def _note(name: str, value: Any, generator: bool, site: sites.Site) -> None:
 
 
 def _digest(value: Any) -> tuple[int, int, int]:
-    """(digest, elements, first dimension) of a drawn value. A device tensor is not read, which would wait: its generator's state stands for it."""
+    """(digest, elements, first dimension) of a drawn value. A device tensor is not read, which would wait: its generator's state stands
+    for it."""
     if not hasattr(value, "numel"):
         shape = getattr(value, "shape", ())
         blob = value.tobytes() if hasattr(value, "tobytes") and hasattr(value, "dtype") else repr(value)[:2000].encode()
@@ -96,7 +110,8 @@ def flush(step: int | None = None) -> None:
             del _open[key]
             site, name, data, grad = key
             S.recorder.event(
-                "draw", site, fn=name, at=at, num=num, numel=numel, rows=rows, digest=drawn, whole=name.strip("_") not in INTEGERS, generator=generator,
+                "draw", site, fn=name, at=at, num=num, numel=numel, rows=rows, digest=drawn, whole=name.strip("_") not in INTEGERS,
+                generator=generator,
                 data=data, grad=grad,
             )  # fmt: skip
 

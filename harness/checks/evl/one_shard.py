@@ -1,0 +1,135 @@
+"""EVL102 metric-from-one-shard: a number measured on one rank's share is reported as that of the whole.
+
+What it does
+    For evaluations in which every rank measures its own share: looks for a number that one rank reports afterwards, although nothing was
+    synchronised between the measurement and the report. A training loss of one share counts where it is stored in a table as well.
+
+Why it is bad
+    The number is that of 1/world_size of the data: noisier, and off by more than the differences one looks for. Best checkpoints are
+    picked by it.
+
+Wrong
+    accuracy = correct / total
+    if rank == 0: print(f"accuracy {accuracy:.3f}")
+
+Right
+    totals = torch.tensor([correct, total]); dist.all_reduce(totals)
+    if rank == 0: print(f"accuracy {totals[0] / totals[1]:.3f}")
+
+Known limits
+    Lines that say whose they are ("[rank 1] ...", "local"), and lines that every rank prints, are healthy. Ranks that exchange numbers
+    through files are not seen to do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import together
+from harness.checks.evl import evaluations, losses, reports
+from harness.checks.evl.evaluations import Evaluation
+from harness.checks.evl.losses import Epoch
+from harness.checks.evl.reports import Report
+from harness.model import Finding, Severity
+from harness.record import Run
+
+TABLES = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".yaml", ".yml")
+
+
+class MetricFromOneShard(Check):
+    code = "EVL102"
+    name = "metric-from-one-shard"
+    severity = Severity.WARNING
+    explains = ("OUT105",)
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        together.required(run)
+        groups = evaluations.aligned(run)
+        shares = [g for g in groups if evaluations.sharded(g)]
+        epochs = losses.epochs(run)
+        if not shares and not epochs:
+            raise NotApplicable("no evaluation in which each rank measures a share of its own")
+        for group in shares:
+            found = next((f for e in group if (f := self._reported(run, e, group, epochs)) is not None), None)
+            if found is not None:
+                yield found
+                return
+        yield from self._stored(run, epochs)
+
+    def _reported(self, run: Run, one: Evaluation, group: Sequence[Evaluation], epochs: list[Epoch]) -> Finding | None:
+        if one.synced_inside:
+            return None
+        for report in _after(run, one):
+            if report.y != one.y:
+                return None
+            if _speaks_for_all(run, report) and [v for v in report.values() if not _is_training_loss(v, one, epochs)]:
+                line = f"line {report.where.line}" if report.where else "a line"
+                share = f"{one.num_samples} of {sum(e.num_samples for e in group)} samples"
+                return self.finding(
+                    f"{line} reports a number of rank {one.rank}'s share ({share}) as the whole's",
+                    where=one.where,
+                    ranks=(one.rank,),
+                    notes=[f"reported: {report.text[:120]}", "no collective between the evaluation and the report"],
+                    help="all-reduce the sums (correct, total, loss) after this loop, on every rank, before they are divided",
+                )
+        return None
+
+    def _stored(self, run: Run, epochs: list[Epoch]) -> Iterable[Finding]:
+        """A rank's own mean training loss, in a line whose numbers also go into a table."""
+        for epoch in epochs:
+            for rank, mean in enumerate(epoch.means):
+                one = epoch.group[rank]
+                if one.closed is None or max(epoch.means) - min(epoch.means) == 0 or epoch.num_steps[rank] < 2:
+                    continue
+                for report in _between(run, rank, one.closed.t_ns, one.closed.step):
+                    values = [v for v in report.values() if v.digits >= 3 and v.is_near(mean) and not v.is_near(epoch.mean)]
+                    table = _table_written(run, rank, one.closed.step)
+                    if values and table and _speaks_for_all(run, report):
+                        yield self.finding(
+                            f"the training loss that rank {rank} reports and stores in {table} is the mean of its own share",
+                            where=one.where,
+                            ranks=(rank,),
+                            notes=[f"reported {values[0].value:g}; mean over all ranks {epoch.mean:.6g}", f"line: {report.text[:120]}"],
+                            help="all-reduce the sum of the losses on every rank after this loop, and divide by world_size as well",
+                        )
+                        return
+
+
+def _after(run: Run, one: Evaluation) -> list[Report]:
+    """Reports of the rank after a measurement and before its next one or its next step."""
+    later = [e.opened_ns for e in evaluations.by_rank(run)[one.rank] if e.opened_ns > one.ended_ns]
+    until = min(later, default=1 << 63)
+    return [r for r in reports.all_reports(run)[one.rank] if one.ended_ns < r.t_ns < until and r.step == one.step]
+
+
+def _between(run: Run, rank: int, since_ns: int, step: int) -> list[Report]:
+    return [r for r in reports.all_reports(run)[rank] if r.t_ns > since_ns and r.step == step]
+
+
+def _speaks_for_all(run: Run, report: Report) -> bool:
+    """Only one rank reports it, it does not say whose it is, and it is a metric."""
+    if report.tagged or not (report.kind == "scalar" or reports.METRIC.search(report.text)):
+        return False
+    here = (report.where.file, report.where.line) if report.where else ("", 0)
+    return sum(here in reports.sites_of(own) for own in reports.all_reports(run)) == 1
+
+
+def _is_training_loss(value: reports.Value, one: Evaluation, epochs: list[Epoch]) -> bool:
+    """A number that the line takes from training, not from this measurement."""
+    for epoch in epochs:
+        if epoch.group[one.rank].closed is not None and epoch.group[one.rank].closed.step <= one.step:  # type: ignore[union-attr]
+            known = (epoch.means[one.rank], epoch.lasts[one.rank], epoch.mean, epoch.means[one.rank] * epoch.num_steps[one.rank])
+            if any(value.is_near(v) for v in known):
+                return True
+    return False
+
+
+def _table_written(run: Run, rank: int, step: int) -> str:
+    """Name of a table that only this rank opened for writing at that step."""
+    recording = run.ranks[rank]
+    for event in recording.of("open") if recording is not None else []:
+        path = str(event["path"] or "")
+        if event.step == step and path.endswith(TABLES):
+            return path.rsplit("/", 1)[-1]
+    return ""

@@ -1,0 +1,95 @@
+"""EVL101 eval-padding-duplicates: samples that a sampler repeats to fill up are counted twice in an evaluation.
+
+What it does
+    Finds evaluation passes under a DistributedSampler that pads (the data set does not divide by the number of ranks), and looks at what
+    is reduced afterwards: sums over all ranks count the padding, gathered predictions can still be cut to the data set's length.
+
+Why it is bad
+    The score depends on the number of processes; the first samples of the test set weigh double.
+
+Wrong
+    loader = DataLoader(test_set, sampler=DistributedSampler(test_set, shuffle=False))
+
+Right
+    loader = DataLoader(Subset(test_set, range(rank, len(test_set), world_size)))
+
+Known limits
+    Whether gathered predictions are cut afterwards is not seen: then the check is inconclusive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.dat import passes
+from harness.checks.dat.passes import Pass
+from harness.model import Finding, Severity
+from harness.record import Event, Run
+
+SUMS = ("all_reduce", "reduce", "all_reduce_coalesced")
+GATHERS = ("all_gather", "all_gather_into_tensor", "gather", "all_gather_object", "gather_object", "all_gather_coalesced")
+
+
+class EvalPaddingDuplicates(Check):
+    code = "EVL101"
+    name = "eval-padding-duplicates"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        passes.several_ranks(run)
+        sampled = [p for p in passes.evaluating(run) if p.distributed is not None and p.exhausted]
+        if not sampled:
+            raise NotApplicable("no evaluation pass over a distributed sampler")
+        padded = [p for p in sampled if _padding(p) > 0]
+        uses = [(p, _use(run, p)) for p in padded]
+        counted = [p for p, use in uses if use == "counted"]
+        if counted:
+            yield self._found(run, counted)
+        elif any(use == "gathered" for _, use in uses):
+            raise Inconclusive("predictions of a padded evaluation are gathered; whether they are cut to the data set's length is not seen")
+
+    def _found(self, run: Run, counted: list[Pass]) -> Finding:
+        first = counted[0]
+        total, size = passes.number((first.distributed or {}).get("total_size")), _size(first)
+        return self.finding(
+            f"the evaluation counts {total} samples, the data set has {size}: the sampler repeats {total - size} to fill up",
+            where=first.made_sampler,
+            ranks=sorted({p.rank for p in counted}),
+            notes=[f"{passes.number((first.distributed or {}).get('num_samples'))} samples on each of {run.world_size} ranks, then summed"],
+            help="evaluate `Subset(test_set, range(rank, len(test_set), world_size))` instead, or drop what is repeated",
+        )
+
+
+def _size(one: Pass) -> int:
+    found = passes.number((one.distributed or {}).get("dataset_len"), -1)
+    return found if found >= 0 else one.dataset_len
+
+
+def _padding(one: Pass) -> int:
+    told = one.distributed or {}
+    if told.get("drop_last") or passes.number(told.get("num_replicas")) < 2 or _size(one) <= 0:
+        return 0
+    return passes.number(told.get("total_size")) - _size(one)
+
+
+def _use(run: Run, one: Pass) -> str:
+    """What the next collectives do with the results: "counted", "gathered", or "" where nothing is exchanged."""
+    recording = run.ranks[one.rank]
+    if recording is None or one.closed is None:
+        return ""
+    inside = [e for e in recording.of("coll") if one.opened.t_ns < e.t_ns <= one.closed.t_ns]
+    after = [e for e in recording.of("coll") if e.t_ns > one.closed.t_ns and e.step == one.closed.step]
+    gathered = any(e["op"] in GATHERS and _per_sample(e, one, inside=True) for e in inside)
+    for event in [*inside, *after]:
+        if event["op"] in SUMS and 0 < passes.number(event["numel"]) <= 4096:
+            return "gathered" if gathered else "counted"
+        if event["op"] in GATHERS and event in after:
+            return "gathered" if _per_sample(event, one, inside=False) else "counted"
+    return "gathered" if gathered else ""
+
+
+def _per_sample(event: Event, one: Pass, *, inside: bool) -> bool:
+    """As many values as samples; objects may hold anything."""
+    numel = passes.number(event["numel"], -1)
+    return numel < 0 or numel >= (min(one.num_samples, passes.number(one.opened["batch_size"], 1)) if inside else one.num_samples)

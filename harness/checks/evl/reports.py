@@ -1,0 +1,95 @@
+"""What a rank reports: printed and logged lines, TensorBoard scalars, and the numbers in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.checks.dat.passes import number
+from harness.model import Where
+from harness.record import Event, Recording, Run
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?\d+[eE][-+]?\d+")
+TAGGED = re.compile(
+    r"rank\W{0,3}\d|\[\s*\d+\s*(/\s*\d+\s*)?\]|\blocal\b|\bshard\b|\bworker\W{0,2}\d|\bproc\w*\W{0,2}\d|\bgpu\W{0,2}\d", re.IGNORECASE
+)
+METRIC = re.compile(
+    r"loss|acc|err|f1|iou|auc|prec|recall|\bmae\b|\bmse\b|rmse|ppl|perplex|bleu|rouge|score|dice|top-?[15]|metric|val|test|eval|nll|correct|\bmap\b|\bwer\b",
+    re.IGNORECASE,
+)
+TIME = re.compile(r"(time|took|elapsed|speed|lr|learning.rate|throughput|mem\w*|eta)\W{0,3}$", re.IGNORECASE)
+UNIT = re.compile(r"^\s*(s\b|sec|ms\b|us\b|min\b|it/s|samples|steps?/|img|GB|MB|GiB|MiB|kB|%?\s*mem)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number of a report, as it was written: it stands for everything that rounds to it."""
+
+    value: float
+    resolution: float
+
+    def is_near(self, other: float) -> bool:
+        return abs(self.value - other) <= 0.5001 * self.resolution + 1e-6 * abs(other)
+
+    @property
+    def digits(self) -> int:
+        """Significant digits."""
+        return len(f"{abs(self.value) / self.resolution:.0f}") if self.value else 0
+
+
+@dataclass(frozen=True)
+class Report:
+    rank: int
+    where: Where | None
+    t_ns: int
+    step: int
+    y: int
+    text: str
+    kind: str
+
+    @property
+    def tagged(self) -> bool:
+        """It says itself that it is one rank's."""
+        return bool(TAGGED.search(self.text))
+
+    def values(self) -> list[Value]:
+        """Numbers with a fraction that are neither times nor learning rates nor sizes."""
+        found = []
+        for match in NUMBER.finditer(self.text):
+            if TIME.search(self.text[: match.start()]) or UNIT.match(self.text[match.end() :]):
+                continue
+            found.append(_value(match.group()))
+        return found
+
+
+def _value(text: str) -> Value:
+    mantissa, _, exponent = text.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return Value(float(text), 10.0 ** (int(exponent or 0) - decimals))
+
+
+def of(recording: Recording, rank: int) -> list[Report]:
+    """In order of time."""
+    found = [
+        Report(rank, e.where, e.t_ns, e.step, number(e["y"]), str(e["text"] or ""), k) for k in ("print", "log") for e in recording.of(k)
+    ]
+    found += [_scalar(e, rank) for e in recording.of("scalar") if isinstance(e["value"], (int, float))]
+    return sorted(found, key=lambda r: r.t_ns)
+
+
+def _scalar(event: Event, rank: int) -> Report:
+    return Report(rank, event.where, event.t_ns, event.step, number(event["y"]), f"{event['tag']} {float(event['value']):.9f}", "scalar")
+
+
+def all_reports(run: Run) -> list[list[Report]]:
+    """Reports of every rank; read once a judgement."""
+    found = run.__dict__.get("_reports")
+    if not isinstance(found, list):
+        found = [of(r, rank) if r is not None else [] for rank, r in enumerate(run.ranks)]
+        run.__dict__["_reports"] = found
+    return found
+
+
+def sites_of(reports: Iterable[Report]) -> set[tuple[str, int]]:
+    return {(r.where.file, r.where.line) for r in reports if r.where is not None}

@@ -1,0 +1,130 @@
+"""Evaluations, whoever owns the loop: forwards of a model that the script has put into eval mode.
+
+Event "evaluated" (when the model goes back to train mode, before the next step, or at the end; first 100): site (of the first forward),
+module, num_forwards, rows (samples in them), inputs (digest of the inputs in order), first_t, last_t, first_y, last_y, grad (gradients
+were on), looped (a pass over a loader was open).
+A global forward hook is there only while such a model is in eval mode, and not once something is compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from typing import Any
+
+from .. import digests, sites
+from ..arm import at_close
+from ..patching import after, quiet
+from ..state import S, mix
+from . import steps
+
+MAX_HASHED = 64
+_roots: dict[int, weakref.ref[Any]] = {}
+_hook: list[Any] = []
+_open: list[Evaluation] = []
+
+
+class Evaluation:
+    """Forwards in eval mode since the last training step."""
+
+    def __init__(self, module: Any, site: sites.Site) -> None:
+        self.module = type(module).__name__
+        self.site = site
+        self.num_forwards = self.rows = self.inputs = 0
+        self.first_t = self.last_t = time.time_ns()
+        self.first_y = self.last_y = S.recorder.syncs
+        self.grad = self.looped = False
+        self.last: weakref.ref[Any] | None = None
+
+    def note(self, args: Any, kwargs: Any) -> None:
+        import torch
+
+        tensors = digests.of_batch((args, kwargs))
+        if not tensors or (self.last is not None and self.last() is tensors[0]):  # a wrapper hands its input on to the model inside
+            return
+        self.last = weakref.ref(tensors[0])
+        self.num_forwards += 1
+        self.rows += int(tensors[0].shape[0]) if tensors[0].dim() else 1
+        if self.num_forwards <= MAX_HASHED and tensors[0].device.type == "cpu":
+            self.inputs = mix(self.inputs, digests.of_tensors(tensors[:4])[0])
+        self.last_t, self.last_y = time.time_ns(), S.recorder.syncs
+        self.grad = self.grad or torch.is_grad_enabled()
+        self.looped = self.looped or bool(S.loops)
+
+
+def finish() -> None:
+    """Write what has been evaluated since the last training step."""
+    while _open:
+        one = _open.pop()
+        if one.num_forwards:
+            S.recorder.event(
+                "evaluated", one.site, module=one.module, num_forwards=one.num_forwards, rows=one.rows, inputs=one.inputs,
+                first_t=one.first_t,
+                last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped,
+            )  # fmt: skip
+
+
+def _after_train(result: Any, module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
+    if not _called_by_user() or S.compiling:
+        return
+    inner = getattr(module, "module", None)
+    for one in (module, inner) if inner is not None and hasattr(inner, "forward") else (module,):
+        if kwargs.get("mode", mode):
+            _roots.pop(id(one), None)
+        elif any(True for _ in one.children()):
+            _roots[id(one)] = weakref.ref(one)
+    if not _roots:
+        finish()
+    _set_hook()
+
+
+def _called_by_user() -> bool:
+    """Whether the user's code called train() or eval() itself, not torch going down into the children."""
+    frame: Any = sys._getframe(3)
+    for _ in range(5):  # guarded, wrappers of several sensors, eval(), DDP.train()
+        if frame is None:
+            return False
+        if sites.is_user_code(frame.f_code):
+            return True
+        if frame.f_code.co_name == "<listcomp>" or (frame.f_code.co_name == "train" and "/torch/nn/modules/" in frame.f_code.co_filename):
+            return False
+        frame = frame.f_back
+    return False
+
+
+def _set_hook() -> None:
+    import torch
+
+    if _roots and not _hook:
+        _hook.append(torch.nn.modules.module.register_module_forward_pre_hook(_seen))
+    elif not _roots and _hook:
+        _hook.pop().remove()
+
+
+def _seen(module: Any, args: Any) -> None:
+    ref = _roots.get(id(module))
+    if ref is not None and ref() is module and not S.busy:
+        _note(module, args, sites.here(2))
+
+
+@quiet
+def _note(module: Any, args: Any, site: sites.Site) -> None:
+    if module.training or S.compiling:
+        return
+    if not _open:
+        _open.append(Evaluation(module, site))
+    _open[0].note(args, {})
+
+
+def _before_step(optimizer: Any, witness: Any, params: Any) -> None:
+    if _open:
+        finish()
+
+
+def arm() -> None:
+    import torch
+
+    after(torch.nn.Module, "train", _after_train)
+    steps.at_step.append(_before_step)
+    at_close.append(quiet(finish))
