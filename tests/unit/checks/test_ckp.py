@@ -1,0 +1,406 @@
+"""CKP101-CKP112 on small runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builder import event, findings, recording, row, run, site
+
+from harness.checks.ckp import keys
+from harness.checks.ckp.alias import AliasForCopy
+from harness.checks.ckp.all_ranks_save import AllRanksSaveSamePath
+from harness.checks.ckp.by_position import OptimizerStateByPosition
+from harness.checks.ckp.load_before_written import LoadBeforeWriteDone
+from harness.checks.ckp.map_location import MapLocationMissing
+from harness.checks.ckp.one_rank_resumes import ResumeOnOneRank
+from harness.checks.ckp.partial_load import PartialLoad
+from harness.checks.ckp.prefix_mismatch import PrefixMismatch
+from harness.checks.ckp.resume_incomplete import ResumeIncomplete
+from harness.checks.ckp.unreadable import CheckpointUnreadable
+from harness.checks.engine import judge
+from harness.model import OutcomeKind, Severity
+from harness.record import Event, Run
+
+PATH = "/w/model.pt"
+LATER = 10**15
+
+
+def two(*by_rank: list[Event], **kwargs: Any) -> Run:
+    return run([recording(events, rank=rank) for rank, events in enumerate(by_rank)], **kwargs)
+
+
+def save(path: str = PATH, y: int = 5, line: int = 40, **fields: Any) -> list[Event]:
+    return [
+        event("save", line=line, path=path, done=False, y=y, error="", **fields),
+        event("save", line=line, path=path, done=True, y=y, error=""),
+    ]
+
+
+def load(path: str = PATH, y: int = 5, error: str = "", error_type: str = "", s: int = 3, **fields: Any) -> list[Event]:
+    begin = event("load", line=50, path=path, done=False, y=y, s=s, map_location=None)
+    return [
+        begin,
+        event("load", line=50, path=path, done=True, y=y, s=s, error=error, error_type=error_type, **({"map_location": None} | fields)),
+    ]
+
+
+def test_nothing_crashes_on_torn_and_empty_recordings() -> None:
+    kinds = (
+        "save",
+        "load",
+        "load_state",
+        "load_optimizer",
+        "optimizer_state",
+        "load_scheduler",
+        "load_scaler",
+        "alias_used",
+        "rename",
+        "open",
+        "state_dict",
+        "full",
+        "params",
+    )
+    torn = [event(kind, line=3, s=1) for kind in kinds]
+    torn += [
+        event("load_state", missing=3, unexpected=None, missing_shapes=7, self_names="x"),
+        event("load", done=True, error=5, groups=3, locations=[]),
+    ]
+    for one in (two([], []), two(torn, torn), run([recording(torn)]), run([recording()])):
+        outcomes, _ = judge(one, select=("CKP",))
+        assert [(o.code, o.reason) for o in outcomes if o.kind is OutcomeKind.CRASHED] == []
+
+
+# ---- CKP101 ----
+def test_two_ranks_save_one_path() -> None:
+    found = findings(AllRanksSaveSamePath, two(save(), save()))
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("CKP101", Severity.ERROR, (0, 1))]
+    assert found[0].where is not None and found[0].where.line == 40
+
+
+def test_own_temporaries_renamed_to_one_target_are_a_warning() -> None:
+    def atomic(rank: int) -> list[Event]:
+        return [*save(f"/w/t{rank}"), event("rename", src=f"/w/t{rank}", dst=PATH, y=5)]
+
+    assert [f.severity for f in findings(AllRanksSaveSamePath, two(atomic(0), atomic(1)))] == [Severity.WARNING]
+
+
+def test_healthy_saves() -> None:
+    assert findings(AllRanksSaveSamePath, two(save(), [])) == []
+    assert findings(AllRanksSaveSamePath, two(save("/w/0.pt"), save("/w/1.pt"))) == []
+    assert findings(AllRanksSaveSamePath, two(save(y=5), save(y=6))) == []
+    assert findings(AllRanksSaveSamePath, two(save(""), save(""))) == []
+    assert findings(AllRanksSaveSamePath, run([recording(save(), rank=0, host="a"), recording(save(), rank=1, host="b")])) == []
+    assert findings(AllRanksSaveSamePath, two([*save(), event("end", y=7)], [*save(), event("end", y=9)])) == []
+
+
+def test_init_process_group_orders() -> None:
+    joined = event("pg", done=True, rank=1, world_size=2)
+    before = [*save(y=0), event("pg", done=True, rank=0, world_size=2)]
+    assert findings(LoadBeforeWriteDone, two(before, [joined, *load(y=0)])) == []
+
+
+# ---- CKP102 ----
+def test_load_without_barrier() -> None:
+    found = findings(LoadBeforeWriteDone, two(save(), load()))
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("CKP102", Severity.WARNING, (1, 0))]
+    assert found[0].where is not None and found[0].where.line == 50
+
+
+def test_load_that_began_before_the_save_ended_is_an_error() -> None:
+    early = load()
+    assert [f.severity for f in findings(LoadBeforeWriteDone, two(save(), early))] == [Severity.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("[Errno 2] No such file", "FileNotFoundError"),
+        ("Ran out of input", "EOFError"),
+        ("PytorchStreamReader failed reading zip archive", "RuntimeError"),
+    ],
+)
+def test_failed_load_explains_the_crash(error: str, kind: str) -> None:
+    failed = load(error=error, error_type=kind)
+    crash = event("failure", line=50, type=kind, message=error)
+    _, found = judge(two(save(), [*failed, crash], exits=(-15, 1)), select=("CKP", "LAU101"))
+    assert [f.code for f in found] == ["CKP102"]
+    assert "LAU101" in found[0].consequences
+
+
+def test_writer_that_never_came_to_its_save() -> None:
+    failed = load(
+        error="[Errno 2] No such file",
+        error_type="FileNotFoundError",
+        savers=[{"line": 40, "text": "torch.save(net, path)", "same": True}],
+        given=False,
+    )
+    assert [f.code for f in findings(LoadBeforeWriteDone, two([], failed, exits=(-15, 1)))] == ["CKP102"]
+    assert findings(LoadBeforeWriteDone, two(list(failed), failed, exits=(1, 1))) == []  # a wrong path: all ranks find nothing
+    named = load(error="[Errno 2]", error_type="FileNotFoundError", savers=[{"line": 40, "text": "", "same": True}], given=True)
+    assert findings(LoadBeforeWriteDone, two([], named, exits=(-15, 1))) == []
+
+
+def test_barrier_polling_for_a_renamed_file_and_own_loads_are_healthy() -> None:
+    assert findings(LoadBeforeWriteDone, two(save(y=5), load(y=6))) == []
+    assert findings(LoadBeforeWriteDone, two([*save(), *load()], [])) == []
+    atomic = [*save("/w/tmp"), event("rename", src="/w/tmp", dst=PATH, y=5)]
+    assert findings(LoadBeforeWriteDone, two(atomic, [event("sleep", y=5), *load()])) == []
+    messages = [event("coll", op="recv", y=5), *load()]
+    assert findings(LoadBeforeWriteDone, two([*save(), event("coll", op="send", y=5)], messages)) == []
+
+
+def test_polling_for_a_plain_save_is_a_race() -> None:
+    assert [f.code for f in findings(LoadBeforeWriteDone, two(save(), [event("sleep", y=5), *load()]))] == ["CKP102"]
+
+
+def test_plain_files_are_seen() -> None:
+    writes = [event("open", line=4, path="/w/vocab.json", mode="w", y=1, locks=0)]
+    reads = [event("open", line=8, path="/w/vocab.json", mode="r", y=1, locks=0, exists=True)]
+    assert [f.code for f in findings(LoadBeforeWriteDone, two(writes, reads))] == ["CKP102"]
+    assert findings(LoadBeforeWriteDone, two(writes, [])) == []
+
+
+# ---- CKP103, CKP104 ----
+def state(
+    missing: list[str],
+    unexpected: list[str],
+    total: int,
+    *,
+    strict: bool = False,
+    error: str = "",
+    shapes: list[Any] | None = None,
+    **fields: Any,
+) -> Event:
+    default: list[Any] = [[4, 4]]
+    return event(
+        "load_state", line=60, mid=7, strict=strict, error=error, missing=missing, unexpected=unexpected, num_missing=len(missing), total=total,
+        num_unexpected=len(unexpected), matched=total - len(missing), missing_shapes=(shapes or default * len(missing)), s=3,
+        unexpected_shapes=default * len(unexpected), self_names=[], num_self=0, **fields,
+    )  # fmt: skip
+
+
+NAMES = ["embed.weight", "dense.weight", "dense.bias", "head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "given"),
+    [
+        (NAMES, [f"module.{n}" for n in NAMES]),
+        ([f"module.{n}" for n in NAMES], NAMES),
+        ([f"module.{n}" for n in NAMES], [f"module._orig_mod.{n}" for n in NAMES]),
+        (NAMES, [f"model.{n}" for n in NAMES]),
+        ([f"backbone.{n}" for n in NAMES], NAMES),
+    ],
+)
+def test_prefix(missing: list[str], given: list[str]) -> None:
+    one = two([state(missing, given, 4)], [state(missing, given, 4)])
+    found = findings(PrefixMismatch, one)
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("CKP103", Severity.ERROR, (0, 1))]
+    _, kept = judge(one, select=("CKP103", "CKP104"))
+    assert [f.code for f in kept] == ["CKP103"]
+
+
+def test_prefix_failing_loudly_explains_the_crash() -> None:
+    error = "Error(s) in loading state_dict for Net:\n Missing key(s)"
+    events = [
+        state(NAMES, [f"module.{n}" for n in NAMES], 4, strict=True, error=error),
+        event("failure", line=60, type="RuntimeError", message=error),
+    ]
+    _, found = judge(two(events, list(events), exits=(1, 1)), select=("CKP", "LAU101"))
+    assert [f.code for f in found] == ["CKP103"]
+
+
+def test_prefix_corrected_by_a_second_load_is_healthy() -> None:
+    first = state(NAMES, [f"module.{n}" for n in NAMES], 4, strict=True, error="Error(s) in loading")
+    assert findings(PrefixMismatch, two([first, state([], [], 4)], [])) == []
+    assert findings(PrefixMismatch, two([state(NAMES, [f"module.{n}" for n in NAMES], 4), state([], [], 4)], [])) == []
+
+
+def test_filtered_by_hand() -> None:
+    file = load(tensors=[f"model/module.{n}" for n in NAMES])
+    assert [f.code for f in findings(PrefixMismatch, two([*file, state(NAMES, [], 4)], []))] == ["CKP103"]
+
+
+def test_eaten_letters() -> None:
+    lost, given = ["embed.weight", "dense.weight", "dense.bias"], ["bed.weight", "nse.weight", "nse.bias"]
+    found = findings(PartialLoad, two([state(lost, given, 5)], []))
+    assert [(f.code, f.severity) for f in found] == [("CKP104", Severity.ERROR)]
+    assert "`bed.weight`" in found[0].notes[0]
+    assert findings(PrefixMismatch, two([state(lost, given, 5)], [])) == []
+
+
+def test_half_of_the_layers() -> None:
+    file = load(tensors=["model/a.weight", "model/a.bias", "model/b.weight", "model/b.bias"])
+    found = findings(PartialLoad, two([*file, state(["a.bias", "b.bias"], [], 4)], []))
+    assert [f.code for f in found] == ["CKP104"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "unexpected", "shapes"),
+    [
+        (["classifier.weight", "classifier.bias"], ["fc.weight", "fc.bias"], None),
+        (["fc.weight"], ["head.weight"], [[10, 8]]),
+        (["fc.weight", "fc.bias"], [], None),
+        (["bn.num_batches_tracked"], [], [[]]),
+        (["layer.lora_a", "layer.lora_b"], [], None),
+        ([], ["projector.0.weight"], None),
+    ],
+)
+def test_new_heads_are_healthy(missing: list[str], unexpected: list[str], shapes: list[Any] | None) -> None:
+    one = two([*load(tensors=["trunk.weight", "layer.weight"]), state(missing, unexpected, 20, shapes=shapes)], [])
+    assert findings(PartialLoad, one) == []
+    assert findings(PrefixMismatch, one) == []
+
+
+def test_nothing_matched() -> None:
+    assert [f.code for f in findings(PartialLoad, two([state(["a.w", "b.w", "c.w"], ["x1.k", "y2.k"], 3)], []))] == ["CKP104"]
+
+
+def test_eaten_is_about_letters_of_a_wrapper() -> None:
+    assert keys.eaten("embed.weight", "bed.weight")
+    assert not keys.eaten("cls_head.weight", "head.weight")
+
+
+# ---- CKP105 ----
+def test_state_by_position() -> None:
+    taken = event("optimizer_state", kind="Adam", names=["a.w", "b.w"], digests=[11, 22])
+    crossed = event("load_optimizer", line=70, kind="Adam", params=2, names=["b.w", "a.w"], digests=[11, 22], mismatched=[], given_names=[])
+    straight = event(
+        "load_optimizer", line=70, kind="Adam", params=2, names=["Net.a.w", "Net.b.w"], digests=[11, 22], mismatched=[], given_names=[]
+    )
+    found = findings(OptimizerStateByPosition, two([taken, crossed], []))
+    assert [(f.code, f.severity) for f in found] == [("CKP105", Severity.ERROR)]
+    assert found[0].notes[0] == "`b.w` gets the state of `a.w`"
+    assert findings(OptimizerStateByPosition, two([taken, straight], [])) == []
+
+
+def test_state_by_names_in_the_file_and_by_shape() -> None:
+    named = event("load_optimizer", line=70, params=2, names=["b.w", "a.w"], digests=[0, 0], mismatched=[], given_names=["a.w", "b.w"])
+    assert len(findings(OptimizerStateByPosition, two([named], []))) == 1
+    shapes = event("load_optimizer", line=70, params=2, names=["b.w", "a.w"], digests=[0, 0], mismatched=["b.w"], given_names=[])
+    assert "another shape" in findings(OptimizerStateByPosition, two([shapes], []))[0].message
+
+
+# ---- CKP106 ----
+def rows(num: int, **digests: int) -> list[bytes]:
+    return [row(step, **({"param": 1, "hyper": 1} | digests)) for step in range(num)]
+
+
+def test_optimizer_restored_on_one_rank() -> None:
+    loaded = [event("load_optimizer", line=70, s=0)]
+    parted = run([recording(loaded, rows(4), rank=0), recording([], rows(4, param=2), rank=1)])
+    found = findings(ResumeOnOneRank, parted)
+    assert [(f.code, f.ranks) for f in found] == [("CKP106", (0,))]
+    states = [event("full", opt=0, state={"a": 1})], [event("full", opt=0, state={"a": 2})]
+    by_state = run([recording(loaded + states[0], rows(4), rank=0), recording(states[1], rows(4), rank=1)])
+    assert len(findings(ResumeOnOneRank, by_state)) == 1
+
+
+def test_state_that_was_sent_to_all_is_healthy() -> None:
+    loaded = [event("load_optimizer", line=70, s=0), event("load_state", line=69, s=0)]
+    assert findings(ResumeOnOneRank, run([recording(loaded, rows(4), rank=0), recording([], rows(4), rank=1)])) == []
+    last = [event("load_state", line=69, s=4)]
+    assert findings(ResumeOnOneRank, run([recording(last, rows(4), rank=0), recording([], rows(4, param=2), rank=1)])) == []
+
+
+# ---- CKP107 ----
+GROUPS = {"model": "model", "optimizer": "optimizer", "epoch": "number"}
+
+
+def resumed(
+    *restores: Event, groups: dict[str, str] | None = None, own: bool = True, before: int = 3, num: int = 8, sched: bool = False
+) -> Run:
+    table = [row(n, opt=0 if n < before else 1, sched=n if sched else 0, scale=0) for n in range(num)]
+    made = [event("params", opt=0, kind="Adam", names=["a"], s=0), event("params", opt=1, kind="Adam", names=["a"], s=before)]
+    saved = save(groups=groups or GROUPS) if own else []
+    opened = load(groups=groups or GROUPS, s=before)
+    return run(
+        [
+            recording(
+                [*saved, *opened, event("load_state", line=60, s=before, matched=4, total=4, error="", source=PATH), *restores, *made],
+                table,
+            )
+        ]
+    )
+
+
+def test_optimizer_not_restored() -> None:
+    found = findings(ResumeIncomplete, resumed())
+    assert [(f.code, f.severity) for f in found] == [("CKP107", Severity.WARNING)]
+    assert "`optimizer`" in found[0].message
+    assert findings(ResumeIncomplete, resumed(event("load_optimizer", t=LATER, s=3))) == []
+
+
+def test_fine_tuning_is_a_choice() -> None:
+    assert findings(ResumeIncomplete, resumed(own=False, before=0)) == []
+
+
+def test_schedule_not_restored() -> None:
+    groups = GROUPS | {"sched": "scheduler"}
+    assert [
+        f.evidence["lost"] for f in findings(ResumeIncomplete, resumed(event("load_optimizer", t=LATER, s=3), groups=groups, sched=True))
+    ] == [["sched"]]
+    given = (event("load_optimizer", t=LATER, s=3), event("load_scheduler", t=LATER, s=3))
+    assert findings(ResumeIncomplete, resumed(*given, groups=groups, sched=True)) == []
+    assert findings(ResumeIncomplete, resumed(event("load_optimizer", t=LATER, s=3), groups=groups)) == []
+
+
+# ---- CKP108 ----
+def test_map_location() -> None:
+    foreign = load(locations={"cuda:0": 4}, device="cuda:1")
+    assert [f.code for f in findings(MapLocationMissing, two(load(locations={"cuda:0": 4}, device="cuda:0"), foreign))] == ["CKP108"]
+    assert findings(MapLocationMissing, two(load(locations={"cpu": 4}, device="cpu"), load(locations={"cuda:1": 4}, device="cuda:1"))) == []
+    given = load(locations={"cuda:0": 4}, device="cuda:1", map_location="cpu")
+    assert findings(MapLocationMissing, two(given, given)) == []
+    refused = load(error="Attempting to deserialize object on a CUDA device but ...", error_type="RuntimeError", device="cpu", locations={})
+    assert [f.ranks for f in findings(MapLocationMissing, two(refused, refused))] == [(0, 1)]
+
+
+# ---- CKP109 ----
+def used(how: str, before: int, now: int, **fields: Any) -> Event:
+    told = {
+        "how": how,
+        "token": 3,
+        "kept_at": site(80),
+        "steps_before": before,
+        "steps_now": now,
+        "changed": True,
+        "path": "/w/best.pt",
+    } | fields
+    return event("alias_used", line=90, s=now, **told)
+
+
+def test_alias() -> None:
+    kept = event("state_dict", line=80, s=10)
+    found = findings(AliasForCopy, run([recording([kept, used("save", 10, 30)])]))
+    assert [(f.code, f.where and f.where.line) for f in found] == [("CKP109", 80)]
+    assert len(findings(AliasForCopy, run([recording([kept, used("load", 10, 30)])]))) == 1
+
+
+def test_alias_that_means_the_live_weights() -> None:
+    kept = event("state_dict", line=80, s=0)
+    assert findings(AliasForCopy, run([recording([kept, used("save", 0, 30)])])) == []
+    assert findings(AliasForCopy, run([recording([kept, used("save", 10, 20), used("save", 10, 30)])])) == []
+    assert findings(AliasForCopy, run([recording([kept, used("save", 10, 30, changed=False)])])) == []
+    assert findings(AliasForCopy, run([recording([kept])])) == []
+
+
+def test_no_op_load() -> None:
+    own = event("load_state", line=91, s=20, num_self=4, total=4, fresh=False, error="")
+    assert len(findings(AliasForCopy, run([recording([own])]))) == 1
+    fresh = event("load_state", line=91, s=20, num_self=4, total=4, fresh=True, error="")
+    assert findings(AliasForCopy, run([recording([fresh])])) == []
+
+
+# ---- CKP112 ----
+def test_unreadable() -> None:
+    message = "PytorchStreamReader failed reading zip archive: failed finding central directory"
+    broken = load(error=message, error_type="RuntimeError", size=100)
+    _, found = judge(
+        run([recording([*broken, event("failure", line=50, type="RuntimeError", message=message)])], exits=(1,)), select=("CKP", "LAU101")
+    )
+    assert [(f.code, f.severity) for f in found] == [("CKP112", Severity.ERROR)]
+    assert [f.severity for f in findings(CheckpointUnreadable, run([recording(broken)]))] == [Severity.ADVICE]
+    refused = load(error="Weights only load failed. Unsupported global: GLOBAL x.Y", error_type="UnpicklingError")
+    assert findings(CheckpointUnreadable, run([recording(refused)])) == []

@@ -1,0 +1,174 @@
+"""OUT102-OUT106 on small runs."""
+
+from __future__ import annotations
+
+import pytest
+from builder import event, findings, recording, row, run
+
+from harness.checks.engine import judge
+from harness.checks.out.every_rank_prints import EveryRankPrints
+from harness.checks.out.local_loss import PrintsLocalLoss
+from harness.checks.out.same_file import EveryRankWritesSameFile
+from harness.checks.out.torn_events import EventFileHalfWritten
+from harness.checks.out.two_writers import TwoWritersOneLogDir
+from harness.model import OutcomeKind, Severity
+from harness.record import Event, Run
+
+CHECKS = (EveryRankPrints, PrintsLocalLoss, EveryRankWritesSameFile, EventFileHalfWritten, TwoWritersOneLogDir)
+
+
+def two(*by_rank: list[Event], **kwargs: object) -> Run:
+    return run([recording(events, rank=rank) for rank, events in enumerate(by_rank)], **kwargs)
+
+
+def prints(*texts: str, line: int = 10) -> list[Event]:
+    return [event("print", line=line, text=text, stream=1) for text in texts]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_silent_on_empty_and_single(check: type) -> None:
+    assert findings(check, run([recording()])) == []
+    assert findings(check, two([], [])) == []
+    alone = [event("print", line=3, text="a", stream=1), event("open"), event("mkdir")]
+    assert findings(check, run([recording(alone)])) == []
+
+
+def test_truncated_events_never_crash() -> None:
+    torn = [event(kind, line=3) for kind in ("print", "log", "open", "mkdir", "rename", "event_file", "sleep")] + [
+        event("open", path=None, mode=3)
+    ]
+    outcomes, _ = judge(two(torn, torn), select=("OUT10",))
+    assert [o for o in outcomes if o.kind is OutcomeKind.CRASHED] == []
+
+
+def test_same_line_on_every_rank_twice_is_a_warning() -> None:
+    found = findings(
+        EveryRankPrints, two(prints("epoch 0: loss 0.51", "epoch 1: loss 0.40"), prints("epoch 0: loss 0.55", "epoch 1: loss 0.44"))
+    )
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("OUT102", Severity.WARNING, (0, 1))]
+    assert found[0].where is not None and found[0].where.line == 10
+    assert "2 times" in found[0].message
+
+
+def test_same_line_once_is_advice() -> None:
+    found = findings(EveryRankPrints, two(prints("ready"), prints("ready")))
+    assert [f.severity for f in found] == [Severity.ADVICE]
+
+
+@pytest.mark.parametrize(
+    ("zero", "one"),
+    [
+        (["[0] epoch 0", "[0] epoch 1"], ["[1] epoch 0", "[1] epoch 1"]),
+        (["rank 0 epoch 0", "rank 0 epoch 1"], ["rank 1 epoch 0", "rank 1 epoch 1"]),
+        (["4711: step 1", "4711: step 2"], ["4712: step 1", "4712: step 2"]),
+        (["epoch 0", "epoch 1"], []),
+        (["train done", "eval done"], ["evil twin", "other"]),
+    ],
+)
+def test_tagged_lines_and_rank_0_lines_are_healthy(zero: list[str], one: list[str]) -> None:
+    assert findings(EveryRankPrints, two(prints(*zero), prints(*one))) == []
+
+
+def test_log_counts_only_on_the_terminal_and_without_a_tag() -> None:
+    def logs(console: bool, form: str) -> list[Event]:
+        return [event("log", line=5, text=f"epoch {n}", level="INFO", logger="t", console=console, format=form) for n in range(3)]
+
+    assert len(findings(EveryRankPrints, two(logs(True, "%(message)s"), logs(True, "%(message)s")))) == 1
+    assert findings(EveryRankPrints, two(logs(False, ""), logs(False, ""))) == []
+    assert findings(EveryRankPrints, two(logs(True, "[rank 0] %(message)s"), logs(True, "[rank 1] %(message)s"))) == []
+
+
+def opens(path: str = "/w/metrics.csv", mode: str = "a", y: int = 5, **fields: object) -> Event:
+    return event("open", line=18, path=path, mode=mode, exists=True, y=y, **({"locks": 0} | fields))
+
+
+def test_same_file_from_two_ranks() -> None:
+    found = findings(EveryRankWritesSameFile, two([opens(y=5), opens(y=9)], [opens(y=5), opens(y=9)]))
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("OUT103", Severity.WARNING, (0, 1))]
+    assert "metrics.csv" in found[0].message and found[0].where is not None and found[0].where.line == 18
+
+
+@pytest.mark.parametrize(
+    ("zero", "one"),
+    [
+        ([opens()], []),
+        ([opens()], [opens(path="/w/metrics-1.csv")]),
+        ([opens(y=5)], [opens(y=6)]),  # they take turns
+        ([opens(mode="x")], [opens(mode="x")]),
+        ([opens(mode="w", locks=1)], [opens(mode="w", locks=1)]),
+        ([opens(mode="+")], [opens(mode="+")]),
+        ([opens(mode="w")], [opens(mode="r")]),
+        ([opens(path="/w/data.lock", mode="w")], [opens(path="/w/data.lock", mode="w")]),
+    ],
+)
+def test_healthy_ways_to_write(zero: list[Event], one: list[Event]) -> None:
+    assert findings(EveryRankWritesSameFile, two(zero, one)) == []
+
+
+def test_two_hosts_may_have_a_disk_each() -> None:
+    apart = run([recording([opens()], rank=0, host="a"), recording([opens()], rank=1, host="b")])
+    assert findings(EveryRankWritesSameFile, apart) == []
+
+
+def test_files_of_torch_save_are_left_to_ckp() -> None:
+    events = [event("save", line=18, path="/w/m.pt", done=False), opens(path="/w/m.pt", mode="w")]
+    assert findings(EveryRankWritesSameFile, two(events, events)) == []
+
+
+def test_atomic_replacement_is_advice() -> None:
+    def moves(rank: int) -> list[Event]:
+        return [event("rename", line=7, src=f"/w/t{rank}", dst="/w/cache.bin", y=2)]
+
+    assert [f.severity for f in findings(EveryRankWritesSameFile, two(moves(0), moves(1)))] == [Severity.ADVICE]
+
+
+def test_collective_counts_that_differ_are_inconclusive() -> None:
+    one = [opens(y=5), event("end", y=9, how="exit")]
+    other = [opens(y=5), event("end", y=12, how="exit")]
+    assert findings(EveryRankWritesSameFile, two(one, other)) == []
+
+
+def test_folders_named_by_the_clock() -> None:
+    def made(path: str) -> list[Event]:
+        return [event("mkdir", line=30, path=path, y=1)]
+
+    found = findings(EveryRankWritesSameFile, two(made("/w/runs/20240101-120001"), made("/w/runs/20240101-120002")))
+    assert [f.code for f in found] == ["OUT103"] and "clock" in found[0].message
+    assert findings(EveryRankWritesSameFile, two(made("/w/runs/20240101-120001"), made("/w/runs/20240101-120001"))) == []
+    assert findings(EveryRankWritesSameFile, two(made("/w/120000/rank0"), made("/w/120000/rank1"))) == []
+    assert findings(EveryRankWritesSameFile, two(made("/w/runs/120001-0"), made("/w/runs/120001-1"))) == []
+    assert findings(EveryRankWritesSameFile, two(made("/w/runs/20240101-120001"), [])) == []
+
+
+def test_two_event_files_in_one_folder() -> None:
+    def writer(folder: str, pid: int) -> list[Event]:
+        return [opens(path=f"{folder}/events.out.tfevents.1.h.{pid}.0", mode="w")]
+
+    found = findings(TwoWritersOneLogDir, two(writer("/w/runs", 1), writer("/w/runs", 2)))
+    assert [(f.code, f.ranks) for f in found] == [("OUT104", (0, 1))]
+    assert findings(TwoWritersOneLogDir, two(writer("/w/runs/0", 1), writer("/w/runs/1", 2))) == []
+    assert findings(TwoWritersOneLogDir, two(writer("/w/runs", 1) + writer("/w/runs", 3), [])) == []
+
+
+def losses(*values: float) -> list[bytes]:
+    return [row(step, loss=value) for step, value in enumerate(values)]
+
+
+def test_local_loss_is_advice() -> None:
+    said = [event("print", line=9, s=1, text="loss 0.5123", stream=1), event("print", line=9, s=2, text="loss 0.4001", stream=1)]
+    both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
+    assert [(f.code, f.severity) for f in findings(PrintsLocalLoss, both)] == [("OUT105", Severity.ADVICE)]
+
+
+def test_mean_loss_is_healthy() -> None:
+    said = [event("print", line=9, s=1, text="loss 0.5562", stream=1), event("print", line=9, s=2, text="loss 0.4501", stream=1)]
+    both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
+    assert findings(PrintsLocalLoss, both) == []
+
+
+def test_torn_event_file() -> None:
+    path = "/w/runs/events.out.tfevents.1.h.77.0"
+    found = findings(EventFileHalfWritten, two([opens(path=path, mode="r"), event("event_file", path=path, torn_at=40, size=55)], []))
+    assert [(f.code, f.severity) for f in found] == [("OUT106", Severity.WARNING)]
+    assert "40" in found[0].notes[0]
+    assert findings(EventFileHalfWritten, two([opens(path=path, mode="w")], [])) == []

@@ -1,0 +1,141 @@
+"""SHM101-SHM106 on small runs: a parent and its workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builder import event, findings, recording, row, run
+
+from harness.checks.engine import judge
+from harness.checks.shm.exhausted import SharedMemoryExhausted
+from harness.checks.shm.fork_after_threads import ForkAfterThreads
+from harness.checks.shm.gradients_shared import GradientsShared
+from harness.checks.shm.never_updated import SharedModelNeverUpdated
+from harness.checks.shm.not_shared import ShareMemoryForgotten
+from harness.checks.shm.state_not_shared import OptimizerStateNotShared
+from harness.model import OutcomeKind, Severity
+from harness.record import Event, Run
+
+SHAPES = [[3], [3, 4]]
+
+
+def model(shared: int = 2, **fields: Any) -> dict[str, Any]:
+    return {
+        "module": "Net",
+        "id": 9,
+        "num": 2,
+        "shapes": SHAPES,
+        "requires_grad": 2,
+        "shared": shared,
+        "grads": 0,
+        "grads_shared": 0,
+    } | fields
+
+
+def team(
+    *, shared: int = 2, changed: bool = False, steps: int = 3, after: tuple[Event, ...] = (), parent_rows: tuple[bytes, ...] = (), num: int = 2,
+    shapes: Any = SHAPES, exitcode: int | None = 0, child: tuple[Event, ...] = (), joined: bool = True, reason: str = "exited", **start: Any,
+) -> Run:  # fmt: skip
+    """A parent that starts `num` workers with one model."""
+    pids = range(2000, 2000 + num)
+    fields = {
+        "method": "fork",
+        "target": "work",
+        "threads": 1,
+        "os_threads": 1,
+        "shm_total": 1 << 30,
+        "shm_free": 1 << 29,
+        "models": [model(shared)],
+    } | start
+    starts = [event("process_start", line=58, key=pid, child=pid, **fields) for pid in pids]
+    joins = [
+        event("process_join", line=58, key=pid, child=pid, exitcode=exitcode, models=[{"id": 9, "module": "Net", "changed": changed}])
+        for pid in pids
+    ]
+    parent = recording([*starts, *(joins if joined else ()), *after], parent_rows, pid=1000)
+    params = [event("params", opt=0, kind="SGD", names=["a", "b"], shapes=shapes)] if steps else []
+    children = [recording([*params, *child], [row(n) for n in range(steps)], rank=0, pid=pid, ppid=1000, role="child") for pid in pids]
+    return run([parent, *children], nproc=1, reason=reason)
+
+
+@pytest.mark.parametrize("reason", ["exited", "hang"])
+def test_nothing_crashes_on_torn_and_empty_recordings(reason: str) -> None:
+    torn = [event(kind) for kind in ("process_start", "process_join", "child_models", "share_memory", "params")]
+    torn += [event("process_start", models=[3, {}], child="x"), event("process_join", models=7, child=2000)]
+    for one in (
+        run([recording()]),
+        run([recording(torn)], reason=reason),
+        run([recording(torn), recording(torn, pid=2000, role="child")], nproc=1),
+    ):
+        outcomes, _ = judge(one, select=("SHM",))
+        assert [(o.code, o.reason) for o in outcomes if o.kind is OutcomeKind.CRASHED] == []
+
+
+def test_not_shared() -> None:
+    one = team(shared=0)
+    found = findings(ShareMemoryForgotten, one)
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM101", Severity.ERROR, 58)]
+    assert findings(SharedModelNeverUpdated, one) == []
+
+
+def test_shared_but_never_updated() -> None:
+    one = team(shared=2)
+    found = findings(SharedModelNeverUpdated, one)
+    assert [(f.code, f.severity) for f in found] == [("SHM105", Severity.ERROR)]
+    assert "6 steps" in found[0].message
+    assert findings(ShareMemoryForgotten, one) == []
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"changed": True},
+        {"steps": 0},  # they only evaluate
+        {"shapes": [[7, 7]]},  # they train something else
+        {"exitcode": 1},
+        {"joined": False},
+        {"after": (event("load_state", t=10**12),)},  # results came back and were loaded
+        {"parent_rows": (row(0, t_ns=10**15),)},  # the parent stepped with what came back
+        {"child": (event("pg", done=True, rank=0, world_size=2),)},
+    ],
+)
+def test_healthy_teams(shared: int, healthy: dict[str, Any]) -> None:
+    one = team(shared=shared, **healthy)
+    assert findings(ShareMemoryForgotten, one) == []
+    assert findings(SharedModelNeverUpdated, one) == []
+
+
+def test_gradients_shared() -> None:
+    told = event("child_models", opt=0, kind="SGD", num=2, shared=2, grads_shared=2, state=0, state_shared=0)
+    assert [f.code for f in findings(GradientsShared, team(changed=True, child=(told,)))] == ["SHM103"]
+    assert findings(GradientsShared, team(changed=True, child=(told,), num=1)) == []
+    private = event("child_models", opt=0, kind="SGD", num=2, shared=2, grads_shared=0, state=0, state_shared=0)
+    assert findings(GradientsShared, team(changed=True, child=(private,))) == []
+
+
+def test_private_state_is_advice() -> None:
+    told = event("child_models", opt=0, kind="Adam", num=2, shared=2, grads_shared=0, state=4, state_shared=0)
+    assert [f.severity for f in findings(OptimizerStateNotShared, team(changed=True, child=(told,)))] == [Severity.ADVICE]
+    shared = event("child_models", opt=0, kind="Adam", num=2, shared=2, grads_shared=0, state=4, state_shared=4)
+    assert findings(OptimizerStateNotShared, team(changed=True, child=(shared,))) == []
+
+
+def test_fork_after_threads() -> None:
+    hung = team(threads=2, os_threads=3, steps=0, joined=False, reason="hang")
+    _, found = judge(hung, select=("SHM", "HNG"))
+    assert [(f.code, f.severity) for f in found] == [("SHM102", Severity.ERROR)]
+    assert [f.severity for f in findings(ForkAfterThreads, team(threads=2, os_threads=3))] == [Severity.ADVICE]
+    assert findings(ForkAfterThreads, team(threads=1, os_threads=1)) == []
+    assert findings(ForkAfterThreads, team(threads=2, os_threads=3, method="spawn", joined=False, steps=0, reason="hang")) == []
+
+
+def test_exhausted() -> None:
+    said = event("failure", line=5, type="RuntimeError", message="unable to write to file </torch_1_2_3>: No space left on device (28)")
+    _, found = judge(run([recording([said])], exits=(1,)), select=("SHM", "LAU101"))
+    assert [f.code for f in found] == ["SHM106"]
+    full = team(exitcode=-7, shm_free=1 << 20)
+    assert [f.code for f in findings(SharedMemoryExhausted, full)] == ["SHM106"]
+    assert findings(SharedMemoryExhausted, team(exitcode=-7)) == []  # room was left: another bus error
+    assert findings(SharedMemoryExhausted, team()) == []
