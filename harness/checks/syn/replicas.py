@@ -290,3 +290,22 @@ def final_names(run: Run) -> list[str]:
     if len(tables) < 2:
         return []
     return [n for n in tables[0] if len({t.get(n) for t in tables}) > 1]
+
+
+def carrying(run: Run, numels: Sequence[int]) -> list[Event]:
+    """Reductions on the first rank that carry all parameters at once, or each of them in turn."""
+    if not numels or not run.present:
+        return []
+    reductions = [e for e in run.present[0].of("coll") if e["op"] in ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "broadcast") and e.step >= 1]
+    whole = [e for e in reductions if e["numel"] == sum(numels)]
+    if whole:
+        return whole
+    seen = {e["numel"] for e in reductions}
+    return reductions if set(numels) <= seen and len(reductions) >= len(numels) else []
+
+
+def agree_before(run: Run, opt: int) -> bool:
+    """Whether the parameters agree between ranks before any step but the first: they are averaged by hand then."""
+    tables = [{e.step: e["digest"] for e in r.of("before") if e["opt"] == opt and e.step > 0} for r in run.present]
+    common = set(tables[0]).intersection(*tables[1:]) if tables else set()
+    return any(len({t[s] for t in tables}) == 1 for s in common)

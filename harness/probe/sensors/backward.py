@@ -15,7 +15,7 @@ import weakref
 from typing import Any
 
 from .. import digests, protocol, sites
-from ..patching import after, before, quiet, wrap
+from ..patching import after, quiet, wrap
 from ..state import S, seq
 from . import ddp, graphs, manual, steps
 
@@ -238,11 +238,32 @@ def _make(original: Any) -> Any:
     return backward
 
 
-def _before_grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> None:
-    wanted = [inputs] if hasattr(inputs, "grad_fn") else list(inputs)
+def _grad(original: Any) -> Any:
+    """torch.autograd.grad with respect to leaves is a backward that leaves no .grad: the update that follows is written by hand."""
+    enter, leave = quiet(_enter), quiet(_leave)
+
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = [inputs] if hasattr(inputs, "grad_fn") else list(inputs)
+        loss = outputs[0] if isinstance(outputs, (list, tuple)) and outputs else outputs
+        trains = not kwargs.get("create_graph") and hasattr(loss, "grad_fn") and wanted and all(getattr(w, "is_leaf", False) for w in wanted)
+        if _depth[0] or not trains or S.recorder.disabled:
+            return original(outputs, wanted if not hasattr(inputs, "grad_fn") else inputs, *args, **kwargs)
+        site = sites.here(2)
+        _note_grad(wanted, site)
+        enter(loss, site)
+        before_seq, before_python, began = seq(), S.since.python_seq, time.perf_counter()
+        result = original(outputs, wanted if not hasattr(inputs, "grad_fn") else inputs, *args, **kwargs)
+        leave(loss, began, before_seq, before_python)
+        return result
+
+    return grad
+
+
+@quiet
+def _note_grad(wanted: list[Any], site: sites.Site) -> None:
     hit = [p for p in wanted if ddp.wrap_of(p) >= 0]
-    if hit and not kwargs.get("create_graph"):
-        S.recorder.event("autograd_grad", sites.here(4), num=len(hit), index=ddp.wrap_of(hit[0]))
+    if hit:
+        S.recorder.event("autograd_grad", site, num=len(hit), index=ddp.wrap_of(hit[0]))
 
 
 def _after_optimizer(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -263,7 +284,7 @@ def arm() -> None:
 
     wrap(torch.Tensor, "backward", _make)
     wrap(torch.autograd, "backward", _make)
-    before(torch.autograd, "grad", _before_grad)
+    wrap(torch.autograd, "grad", _grad)
     after(torch.optim.Optimizer, "__init__", _after_optimizer)
     after(torch.amp.GradScaler, "scale", _after_scale)
     steps.at_step.append(_at_step)

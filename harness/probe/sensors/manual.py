@@ -52,7 +52,7 @@ def look() -> None:
 
 
 def _write(params: list[Any], each: list[int]) -> None:
-    from . import steps
+    from . import ddp, steps
 
     if not _names_told[0]:
         _names_told[0] = True
@@ -63,7 +63,7 @@ def _write(params: list[Any], each: list[int]) -> None:
             protocol.PARAMS, opt=65_535, kind="by hand",
             names=[table.get(id(p), f"param[{i}]") if p is not None else f"param[{i}]" for i, p in enumerate(params)],
             numels=[0 if p is None else p.numel() for p in params], shapes=[[] if p is None else list(p.shape) for p in params],
-            dtypes=[], devices=sorted({str(p.device) for p in living}), ddp=[-1] * len(params), owned=[True] * len(params),
+            dtypes=[], devices=sorted({str(p.device) for p in living}), ddp=[-1 if p is None else ddp.wrap_of(p) for p in params], owned=[True] * len(params),
             shared=sum(p.is_shared() for p in living if p.device.type == "cpu"), requires_grad=[True] * len(params),
             roots=[type(r).__name__ for r in roots], groups=[], slices=1, param_bytes=sum(p.numel() * p.element_size() for p in living),
         )  # fmt: skip

@@ -1,0 +1,57 @@
+"""SYN130 sync-has-no-effect: gradients or parameters are reduced by hand, but the result is not written back
+
+What it does
+    In a job without DDP whose collectives carry exactly the model's gradients or parameters, asks whether gradients at the step, or parameters
+    before it, ever agree between ranks.
+
+Why it is bad
+    The all_reduce costs its time and changes nothing: every rank goes on with its own gradient, and the replicas part.
+
+Wrong
+    for grad, synced in zip(grads, unflatten(flat, grads)):
+        grad = synced                     # binds a name, writes nothing
+
+Right
+    for grad, synced in zip(grads, unflatten(flat, grads)):
+        grad.copy_(synced)
+
+Known limits
+    Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class SyncHasNoEffect(Check):
+    code = "SYN130"
+    name = "sync-has-no-effect"
+    severity = Severity.ERROR
+    explains = ('SYN126', 'SYN127', 'SYN128', 'OPT111')
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run)
+        if facts.wrapped:
+            raise NotApplicable("a model is wrapped in DistributedDataParallel")
+        for opt, parting in sorted(facts.partings.items()):
+            event = facts.params_event(opt)
+            numels = [n for n in (event["numels"] if event else None) or () if isinstance(n, int)]
+            carrying = replicas.carrying(run, numels)
+            if not carrying or parting.steps < 2 or parting.num_grad < parting.steps or parting.num_param < parting.steps:
+                continue
+            if not replicas.starts_equal(run, opt) or replicas.agree_before(run, opt):
+                continue
+            yield self.finding(
+                f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks afterwards: the result is not written back",
+                where=carrying[0].where,
+                ranks=run.rank_ids,
+                notes=[f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} collectives on rank 0 carried {sum(numels)} elements"],
+                help="copy the reduced values back in place: `p.grad.copy_(synced)`",
+            )
+            return
