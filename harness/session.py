@@ -27,7 +27,8 @@ POLL_S = 0.1
 WATCH_EVERY_S = 0.5
 LAUNCH_LIMIT_S = 300.0  # importing torch on a loaded machine or a slow disk takes minutes at worst
 SUSPECT_EVERY_S = 2.0
-SUSPECT_SHARE = 0.05  # of one core: the live judgement reads whole recordings, so it waits 20 times as long as it took
+SUSPECT_SHARE = 0.05  # of one core: the live judgement reads whole recordings, so it waits 20 times as long as it took,
+SUSPECT_AT_LEAST_EVERY_S = 20.0  # but a finding that comes a minute late helps nobody
 SIGNAL_CODES = {signal.SIGINT: errors.EXIT_SIGINT, signal.SIGTERM: errors.EXIT_SIGTERM, signal.SIGHUP: errors.EXIT_SIGTERM}
 
 
@@ -246,14 +247,17 @@ class Look:
             return ()
 
     def _look_for_suspects(self) -> None:
-        before = time.monotonic()
+        if self._launched_at is None:  # nothing is recorded yet
+            replay.substantial_codes()  # imports the checks, 0.5 s, while the servers import torch
+            return None
+        before_s = time.process_time()  # not wall time: on a busy machine the ranks would decide how rarely we look
         try:
             found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores)
         except Exception as error:  # a provisional judgement must not end the user's run; the final one will tell
             self._next_suspects = math.inf
             return self.session.live.note(f"no more suspects while this runs: {type(error).__name__}: {error}")
-        took_s = time.monotonic() - before
-        self._next_suspects = time.monotonic() + max(SUSPECT_EVERY_S, took_s / SUSPECT_SHARE)
+        took_s = time.process_time() - before_s
+        self._next_suspects = time.monotonic() + min(max(SUSPECT_EVERY_S, took_s / SUSPECT_SHARE), SUSPECT_AT_LEAST_EVERY_S)
         for finding in found:
             self._suspect(finding)
         if self.fail_fast and any(f.severity is Severity.ERROR for f in found):
