@@ -9,6 +9,7 @@ ended     nothing of the run lives, or what lives cannot be killed; /dev/shm is 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -114,8 +115,9 @@ class Gang:
             return
         *lines, self._partial = self._partial.split(b"\n")
         for line in lines:
-            event = json.loads(line)
-            self._on_exit(event) if "code" in event else self._on_rank(event)
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # only our shims write here, but the script could too
+                event = json.loads(line)
+                self._on_exit(event) if "code" in event else self._on_rank(event)
 
     def _on_rank(self, event: dict[str, Any]) -> None:
         state = RankState(event["rank"], event["local_rank"], event["pid"], event["ticks"])
@@ -205,12 +207,11 @@ class Gang:
             proctable.send(process, number)
 
     def _look(self) -> list[Process]:
-        """Every living process of the run: below us, or with the run's mark."""
+        """The living processes of the run: those below us; when there are none, those that bear its mark wherever they hang."""
         table = proctable.snapshot()
         strangers = self._servers() | {os.getpid()} | self._elders
-        below = {process.pid: process for process in proctable.descendants(table, os.getpid())}
-        ours = {**below, **{process.pid: process for process in proctable.marked(table, self.job.run_id)}}
-        members = [process for pid, process in ours.items() if pid not in strangers]
+        members = [process for process in proctable.descendants(table, os.getpid()) if process.pid not in strangers]
+        members = members or [process for process in proctable.marked(table, self.job.run_id) if process.pid not in strangers]
         self._seen.update((process.pid, process) for process in members)
         return members
 

@@ -57,6 +57,12 @@ def exit_event(state: RankState) -> dict[str, Any]:
     return {"rank": state.rank, "pid": state.pid, "code": state.code, "time_ns": state.time_ns, "by_us": state.by_us}
 
 
+def never_launched(error: str) -> dict[str, Any]:
+    """The ending of a run of which no process was started."""
+    ending = {"reason": "launch-failed", "started": False, "exits": [], "left_behind": [], "launcher_error": error, "wall_s": 0.0}
+    return {"ev": ENDING, **ending}
+
+
 def job_line(plan: Plan, run_dir: Path, command: Command) -> str:
     job = Job(plan.run_id, str(run_dir.absolute()), plan.world_size, plan.grace_s, command)
     return json.dumps({"do": RUN, **asdict(job)}) + "\n"

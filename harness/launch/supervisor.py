@@ -33,6 +33,7 @@ class Supervisor:
         self._gang: Gang | None = None
         self._leaving = False
         self._partial = b""
+        self._took_s = 0.0
         self._selector = selectors.DefaultSelector()
         self._watch(0, self._on_stdin)
         self._wakeup = _wake_on_signals()
@@ -56,9 +57,15 @@ class Supervisor:
         self._pool.close()
 
     def _patience(self) -> float:
-        return ENDING_S if self._gang is not None and self._gang.pressing else IDLE_S
+        """While something ends we look often, but for a fifth of the time at most: a host may have thousands of processes."""
+        return max(ENDING_S, 4 * self._took_s) if self._gang is not None and self._gang.pressing else IDLE_S
 
     def _advance(self, gang: Gang) -> None:
+        begun = time.monotonic()
+        self._step(gang)
+        self._took_s = time.monotonic() - begun
+
+    def _step(self, gang: Gang) -> None:
         if gang.waiting and gang.job.command.warmth is not None:
             obstacle = self._pool.obstacle(gang.job.command.warmth)
             if obstacle:
@@ -90,12 +97,16 @@ class Supervisor:
             self._leave("interrupted")
 
     def _run(self, job: wire.Job) -> None:
-        self._gang = gang = Gang(job, self._tell, self._pool.pids, self._terminal)
+        try:
+            self._gang = gang = Gang(job, self._tell, self._pool.pids, self._terminal)
+        except OSError as error:  # the run folder cannot be written
+            return self._tell(wire.never_launched(f"{error.filename or job.run_dir}: {error.strerror}"))
         self._watch(gang.fifo, gang.on_fifo)
         if job.command.warmth is None:
             gang.start(job.command)
         else:
             self._pool.prepare(job.command.warmth)
+        return None
 
     def _leave(self, reason: str) -> None:
         self._leaving = True

@@ -44,7 +44,7 @@ handle.wait()
 """
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, f"not in {timeout_s} s: {what}"
@@ -111,6 +111,7 @@ def test_a_killed_controller_leaves_nothing(folder: Path, launcher: str, nproc: 
 
 def test_stop_is_term_then_kill(supervisor: Supervisor, folder: Path) -> None:
     handle = started(supervisor, folder, "inline", "stubborn")
+    assert os.getsid(supervisor.pid) == supervisor.pid != os.getsid(0)  # Ctrl-C in our terminal does not reach it
     begun = time.monotonic()
     handle.stop("timeout")
     ending = handle.wait(20.0)
@@ -180,6 +181,28 @@ def test_the_real_torchrun_keeps_every_code(supervisor: Supervisor, folder: Path
     ending = supervisor.run(plan, folder / "run").wait(120.0)
     assert ending is not None and ending.reason == "exited" and ending.launcher_error == ""
     assert {exit.rank: (exit.code, exit.by_us) for exit in ending.exits} == {0: (-15, True), 1: (7, False), 2: (-15, True)}
+
+
+def test_a_stop_before_the_launch(folder: Path) -> None:
+    """While servers load no rank has been started; the stop does not wait for them, and closing takes them along."""
+    supervisor = Supervisor()
+    (folder / "train.py").write_text("import torch\n")
+    plan = Plan(f"early-{os.getpid()}", Scenario("x", "train.py"), (), 2, launcher="warm", cwd=str(folder))
+    handle = supervisor.run(plan, folder / "run")
+    until(lambda: bool(proctable.descendants(proctable.snapshot(), supervisor.pid)), "the servers load")
+    servers = proctable.descendants(proctable.snapshot(), supervisor.pid)
+    handle.stop("interrupted")
+    ending = handle.wait(20.0)
+    assert ending is not None and (ending.reason, ending.started, ending.exits) == ("interrupted", False, ())
+    supervisor.close()
+    assert all(gone(server.pid) for server in servers)
+
+
+def test_a_run_folder_that_cannot_be_made(supervisor: Supervisor, folder: Path) -> None:
+    plan = Plan("none", Scenario("x", "train.py"), (), 1, launcher="inline", cwd=str(folder))
+    ending = supervisor.run(plan, folder / "train.py" / "run").wait(20.0)
+    assert ending is not None and (ending.reason, ending.started) == ("launch-failed", False)
+    assert ending.launcher_error.endswith("Not a directory")
 
 
 def test_what_cannot_be_launched(supervisor: Supervisor, folder: Path) -> None:
