@@ -1,8 +1,8 @@
 """Writes a process's own failure where it is raised, before any clean-up: torchrun's "root cause" names the victim in most runs in which
 the failing rank tears its group down.
 
-Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause; `site` is the
-innermost user frame.
+Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause, offender (range of the
+indices in torch's embedding and losses, where one of those raised); `site` is the innermost user frame.
 Event "exit_call": code; sys.exit() with anything but success (argparse ends so).
 Event "local_rank_argument": option, default; the script declares the argument that the launcher of old passed.
 A process that dies by a signal leaves its python stack in its output, by faulthandler; one that the user has enabled stays as it is.
@@ -47,9 +47,32 @@ def record(error: BaseException, tb: TracebackType | None = None, thread: str = 
             phase=S.recorder._phase.decode(),
             op=S.recorder._op.decode(),
             cause=repr(cause)[:500] if cause is not None else "",
+            offender=_offender(tb or error.__traceback__) if isinstance(error, (IndexError, RuntimeError)) else None,
         )
     except Exception:
         S.recorder.errors += 1
+
+
+INDEXED = {"embedding": ("input", "weight", 0), "cross_entropy": ("target", "input", 1), "nll_loss": ("target", "input", 1)}  # indices, what they index, dimension
+
+
+def _offender(tb: TracebackType | None) -> dict[str, Any] | None:
+    """Range of the indices in the innermost call of torch's that takes some: {"function", "smallest", "largest", "limit"}. CPU tensors only.
+
+    The frames of a traceback are over: reading their locals changes nothing.
+    """
+    found: dict[str, Any] | None = None
+    while tb is not None:
+        frame = tb.tb_frame
+        known = INDEXED.get(frame.f_code.co_name) if frame.f_code.co_filename.endswith("functional.py") else None
+        if known is not None:
+            indices: Any = frame.f_locals.get(known[0])
+            table: Any = frame.f_locals.get(known[1])
+            if hasattr(indices, "numel") and indices.device.type == "cpu" and indices.numel() and not indices.is_floating_point():
+                limit = table.shape[min(known[2], table.dim() - 1)] if hasattr(table, "dim") and table.dim() else None
+                found = {"function": frame.f_code.co_name, "smallest": int(indices.min()), "largest": int(indices.max()), "limit": limit}
+        tb = tb.tb_next
+    return found
 
 
 def record_in_flight() -> None:

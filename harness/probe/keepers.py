@@ -1,131 +1,247 @@
-"""Which name of the user's keeps graphs alive, and the statement that puts them there. Asked only when graphs pile up, so it may cost a few ms.
+"""The statement that keeps a loss or an output with its graph, by reading the user's source: asked only when graphs pile up, about 10 ms then.
 
-Looks at the locals of the user's frames, one or two attributes deep: a container with many tensors that have a graph, or a tensor that is a long
-chain of additions. Keeps nothing of what it saw.
+Follows the value from `loss.backward()` (or from a forward) through assignments, calls of functions in the same file, what they return, and
+forward hooks, until it is appended, summed or stored without `.item()`, `.detach()` or the like. Looks at no object of the user's: before
+Python 3.13 reading another frame's locals would change what `locals()` returns to the script.
 """
 
 from __future__ import annotations
 
-import linecache
-import re
-import sys
-from collections import deque
+import ast
 from collections.abc import Iterator
-from types import CodeType, FrameType
-from typing import Any
 
-from . import sites
+from . import sources
+from .sites import Site
 
-MAX_LOOKED, MAX_NAMES = 256, 200
-CHAIN = ("AddBackward0", "MulBackward0", "SubBackward0", "DivBackward0", "LerpBackward0", "LerpBackward1", "CatBackward0", "StackBackward0")
-GROWS = r"[^=\n]*\.(?:append|extend|add|insert|put|appendleft|update|setdefault)\("
-OPTIMIZED = 0x1
+ADDS = {"append", "extend", "add", "insert", "put", "appendleft", "update", "setdefault", "push"}
+ENDS = {"item", "detach", "tolist", "numpy", "data", "cpu_item", "size", "numel", "shape", "dim", "argmax", "backward"}
+PLAIN = {"float", "int", "str", "len", "repr", "bool", "print", "round", "format", "isinstance", "isnan", "isfinite"}
+HOOKS = {"register_forward_hook", "register_full_backward_hook", "register_forward_pre_hook", "register_hook"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
+MAX_DEPTH = 3
 
 
-def find(frame: FrameType | None, at_least: int) -> dict[str, Any] | None:
-    """{"name", "kind", "num", "site", "bounded"} of the name that keeps the most graphs; None where none is found."""
-    best: tuple[int, str, Any, CodeType, bool] | None = None
-    for user in _frames(frame):
-        code = user.f_code
-        for name, value, owner in _named(user):
-            num = count(value)
-            if num >= at_least and (best is None or num > best[0]):
-                bounded = isinstance(value, deque) and value.maxlen is not None
-                best = (num, name, _source_of(owner, code), code, bounded)
-    if best is None:
+def statement(site: Site) -> Site | None:
+    """Where the value that `site` computes is kept with its graph; None where the source does not show it."""
+    tree = sources._tree(site[0]) if site[0] else None
+    if tree is None:
         return None
-    num, name, file, code, bounded = best
-    return {"name": name, "num": num, "bounded": bounded, "site": sites.as_json(statement(file, name, code) or sites.UNKNOWN)}
+    function = _around(tree, site[1])
+    if (sums := _sums_at(function, site[1])) is not None:
+        return (site[0], sums.lineno, _title(function))
+    seeds = _names_at(function, site[1])
+    found = _kept(tree, function, _spread(function, seeds), MAX_DEPTH, set()) or _kept_by_hook(tree)
+    return (site[0], found.lineno, _title(_around(tree, found.lineno))) if found is not None else None
 
 
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    for _ in range(6):
-        frame = sites.user_frame(frame)
-        if frame is None:
-            return
-        yield frame
-        frame = frame.f_back
-
-
-def _locals(frame: FrameType) -> list[tuple[str, Any]]:
-    """A copy of the frame's names. Before 3.13 the frame keeps the snapshot that f_locals makes: it is emptied, or it would hold the user's tensors."""
-    if not frame.f_code.co_flags & OPTIMIZED:
-        return list(frame.f_locals.items())
-    snapshot = frame.f_locals
-    copied = list(snapshot.items())
-    if sys.version_info < (3, 13):
-        snapshot.clear()
-    return copied
-
-
-def _named(frame: FrameType) -> Iterator[tuple[str, Any, Any]]:
-    """(name, value, object that has it as an attribute or None)."""
-    for name, value in _locals(frame)[:MAX_NAMES]:
-        yield name, value, None
-        if hasattr(value, "__dict__") and not isinstance(value, type) and sites_of_class(value):
-            for attribute, inner in list(vars(value).items())[:MAX_NAMES]:
-                yield f"{name}.{attribute}", inner, value
-                if hasattr(inner, "__dict__") and not isinstance(inner, type) and sites_of_class(inner):
-                    for deeper, innermost in list(vars(inner).items())[:MAX_NAMES]:
-                        yield f"{name}.{attribute}.{deeper}", innermost, inner
-
-
-def sites_of_class(value: Any) -> str:
-    """File of the user's that defines the class of this object; empty for anything else."""
-    module = sys.modules.get(type(value).__module__)
-    file = getattr(module, "__file__", None) or ""
-    return file if file and sites.is_user_file(file) else ""
-
-
-def _source_of(owner: Any, code: CodeType) -> str:
-    return (sites_of_class(owner) if owner is not None else "") or code.co_filename
-
-
-def count(value: Any, depth: int = 0) -> int:
-    """How many graphs this value keeps: tensors with a graph in a container, or additions in a chain."""
-    if hasattr(value, "grad_fn"):
-        return 0 if value.grad_fn is None else (1 if depth else _chain(value.grad_fn))
-    if isinstance(value, dict):
-        parts: list[Any] = list(value.values())
-    elif isinstance(value, (list, tuple, deque, set)):
-        parts = list(value)
-    else:
-        return 0
-    if depth > 2:
-        return 0
-    looked = parts[-MAX_LOOKED:]
-    found = sum(count(part, depth + 1) for part in looked)
-    return found * len(parts) // max(1, len(looked))
-
-
-def _chain(node: Any) -> int:
-    """Additions on the way down from a root, through additions and scalings only."""
-    num, todo, looked = 0, [node], 0
-    seen: set[Any] = set()
-    while todo and looked < 2000:
-        node = todo.pop()
-        if node in seen or type(node).__name__ not in CHAIN:
-            continue
-        seen.add(node)
-        looked += 1
-        num += type(node).__name__ in ("AddBackward0", "LerpBackward0", "LerpBackward1")
-        todo.extend(n for n, _ in node.next_functions if n is not None)
-    return num if num > 2 else 0
-
-
-def statement(file: str, name: str, code: CodeType) -> sites.Site | None:
-    """The line that adds to `name`: within the function for a local, anywhere in the file for an attribute or a global."""
-    last = name.rpartition(".")[2]
-    word = rf"\b{re.escape(last)}\b"
-    patterns = [rf"{word}{GROWS}", rf"{word}(\[[^\]]*\])*\s*[+-]=", rf"{word}\s*=[^=].*{word}", rf"{word}\[[^\]]*\]\s*="]
-    lines = linecache.getlines(file)
-    inside = {n for _, _, n in code.co_lines() if n} if file == code.co_filename and "." not in name else set()
-    first, final = (code.co_firstlineno, max(inside, default=0)) if inside else (1, len(lines))
-    if code.co_name == "<module>":
-        first, final = 1, len(lines)
-    for pattern in patterns:
-        for number in range(first, min(final, len(lines)) + 1):
-            text = lines[number - 1].split("#")[0]
-            if re.search(pattern, text):
-                return (file, number, code.co_name)
+def _sums_at(function: Function, line: int) -> ast.AugAssign | None:
+    """`total += loss(model(x), y)`: the line itself keeps what it computes."""
+    for node in _own(function):
+        if isinstance(node, ast.AugAssign) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            calls = {_label(part.func) for part in ast.walk(node.value) if isinstance(part, ast.Call)} - {""}
+            return node if _carries(node.value, set(), frozenset(calls)) else None
     return None
+
+
+def _title(function: Function) -> str:
+    return getattr(function, "name", "<module>" if isinstance(function, ast.Module) else "<lambda>")
+
+
+def _around(tree: ast.Module, line: int) -> Function:
+    """The innermost function that holds this line."""
+    best: Function = tree
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            if isinstance(best, ast.Module) or node.lineno >= best.lineno:
+                best = node
+    return best
+
+
+def _own(function: Function) -> Iterator[ast.AST]:
+    """Nodes of a function, without those of functions defined inside it; lambdas are part of it."""
+    todo: list[ast.AST] = list(ast.iter_child_nodes(function))
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        yield node
+        todo.extend(ast.iter_child_nodes(node))
+
+
+def _label(node: ast.AST) -> str:
+    """ "loss" of `loss`, "self.loss" of `self.loss`; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return f"{node.value.id}.{node.attr}"
+    return ""
+
+
+def _names_at(function: Function, line: int) -> set[str]:
+    """What the statement on this line computes from or assigns to."""
+    found: set[str] = set()
+    for node in _own(function):
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno) and not hasattr(node, "body"):
+            if isinstance(node, (ast.Assign, ast.AnnAssign)):
+                found.update(_targets(node))
+            elif isinstance(node, ast.Expr):
+                found.update(label for part in ast.walk(node) if (label := _label(part)))
+            elif isinstance(node, ast.AugAssign):
+                found.add(_label(node.target))
+    return {name for name in found if name and not name.endswith(".backward")}
+
+
+def _targets(node: ast.stmt) -> list[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [label for target in targets for part in ast.walk(target) if (label := _label(part))]
+
+
+def _spread(function: Function, seeds: set[str]) -> set[str]:
+    """The names that hold the same graph: assigned from a seed, or what a seed was computed from by a call or an operation."""
+    names = set(seeds)
+    for _ in range(4):
+        for node in _own(function):
+            if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+                continue
+            targets = set(_targets(node))
+            if _carries(node.value, names):
+                names |= targets
+            elif targets & names and isinstance(node.value, (ast.Call, ast.BinOp)):
+                used = {label for part in ast.walk(node.value) if (label := _label(part))}
+                names |= {label for label in used if label in _computed(function)}
+    return names
+
+
+def _computed(function: Function) -> set[str]:
+    """Names that this function assigns from a call or an operation inside a loop: outputs and losses rather than models and settings."""
+    found: set[str] = set()
+    for loop in _own(function):
+        if isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
+            for node in ast.walk(loop):
+                if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Call, ast.BinOp)):
+                    found.update(_targets(node))
+    return found
+
+
+def _carries(node: ast.AST, names: set[str], calls: frozenset[str] = frozenset()) -> bool:
+    """Whether this expression passes on a graph: it holds one of the names, or a call of one of the functions, not ended by .item() and the like."""
+    if _label(node) in names:
+        return True
+    if isinstance(node, ast.Attribute):
+        return node.attr not in ENDS and _carries(node.value, names, calls)
+    if isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else _label(node.func)
+        if called in ENDS or called in PLAIN:
+            return False
+        if called in calls:
+            return True
+        inside = [*node.args, *(k.value for k in node.keywords)]
+        inside += [node.func.value] if isinstance(node.func, ast.Attribute) else []
+        return any(_carries(part, names, calls) for part in inside)
+    if isinstance(node, (ast.JoinedStr, ast.Compare, ast.Lambda)):
+        return False
+    return any(_carries(part, names, calls) for part in ast.iter_child_nodes(node))
+
+
+def _kept(tree: ast.Module, function: Function, names: set[str], depth: int, seen: set[int]) -> ast.stmt | ast.expr | None:
+    """The first keeping statement in this function, else in what it calls or in what calls it."""
+    if depth == 0 or id(function) in seen:
+        return None
+    seen.add(id(function))
+    ordered = sorted((n for n in _own(function) if hasattr(n, "lineno")), key=lambda n: n.lineno)
+    for node in ordered:
+        if isinstance(node, (ast.stmt, ast.expr)) and _keeps(node, names) and not _is_of_this_file(tree, node):
+            return node
+    return _kept_below(tree, ordered, names, depth, seen) or _kept_above(tree, function, names, depth, seen)
+
+
+def _is_of_this_file(tree: ast.Module, node: ast.AST) -> bool:
+    """`meter.update(loss)` where `update` is the user's own: the statement inside it is meant."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and bool(_defined(tree, node.func.attr))
+
+
+def _keeps(node: ast.AST, names: set[str], calls: frozenset[str] = frozenset()) -> bool:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDS:
+        return any(_carries(part, names, calls) for part in [*node.args, *(k.value for k in node.keywords)])
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub)):
+        return _label(node.target) not in names and _carries(node.value, names, calls)
+    if isinstance(node, ast.Assign):
+        own = {t for t in _targets(node)}
+        if any(isinstance(t, ast.Subscript) for t in node.targets):
+            return _carries(node.value, names, calls)
+        used = {label for part in ast.walk(node.value) if (label := _label(part))}
+        return isinstance(node.value, (ast.BinOp, ast.Call, ast.List)) and bool(own & used) and _carries(node.value, names - own, calls)
+    return False
+
+
+def _kept_below(tree: ast.Module, nodes: list[ast.AST], names: set[str], depth: int, seen: set[int]) -> ast.stmt | ast.expr | None:
+    """Functions of this file that are given the value."""
+    for call in nodes:
+        if not isinstance(call, ast.Call):
+            continue
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else _label(call.func)
+        for target in _defined(tree, called):
+            given = _given(call, target, names)
+            if given:
+                found = _kept(tree, target, _spread(target, given), depth - 1, seen)
+                if found is not None:
+                    return found
+    return None
+
+
+def _defined(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
+    return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name] if name else []
+
+
+def _given(call: ast.Call, target: ast.FunctionDef, names: set[str]) -> set[str]:
+    """Parameters of `target` that this call fills with the value."""
+    parameters = [a.arg for a in target.args.args]
+    if parameters[:1] in (["self"], ["cls"]):
+        parameters = parameters[1:]
+    by_place = {p for p, a in zip(parameters, call.args, strict=False) if _carries(a, names)}
+    return by_place | {str(k.arg) for k in call.keywords if k.arg and _carries(k.value, names)}
+
+
+def _kept_above(tree: ast.Module, function: Function, names: set[str], depth: int, seen: set[int]) -> ast.stmt | ast.expr | None:
+    """Callers that get the value as a result."""
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    returned = [n for n in _own(function) if isinstance(n, ast.Return) and n.value is not None]
+    if not any(_carries(n.value, names) for n in returned if n.value is not None):
+        return None
+    calls = frozenset({function.name})
+    for caller in [tree, *(n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n is not function)]:
+        seeds: set[str] = set()
+        for node in sorted((n for n in _own(caller) if hasattr(n, "lineno")), key=lambda n: n.lineno):
+            if isinstance(node, (ast.stmt, ast.expr)) and _keeps(node, set(), calls):
+                return node
+            if isinstance(node, ast.Assign) and _carries(node.value, set(), calls):
+                seeds.update(_targets(node))
+        found = _kept(tree, caller, _spread(caller, seeds), depth - 1, seen) if seeds else None
+        if found is not None:
+            return found
+    return None
+
+
+def _kept_by_hook(tree: ast.Module) -> ast.stmt | ast.expr | None:
+    """A forward hook that appends what it sees."""
+    for call in ast.walk(tree):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in HOOKS and call.args):
+            continue
+        hook = call.args[0]
+        targets: list[Function] = [hook] if isinstance(hook, ast.Lambda) else list(_defined(tree, _called_name(hook)))
+        for target in targets:
+            arguments = target.args.args if isinstance(target, (ast.FunctionDef, ast.Lambda)) else []
+            names = {a.arg for a in arguments} - {"self", "module"}
+            for node in ast.walk(target):
+                if isinstance(node, (ast.stmt, ast.expr)) and _keeps(node, names):
+                    return node
+    return None
+
+
+def _called_name(node: ast.AST) -> str:
+    """The function behind a hook argument: `keep`, `self.keep`, `functools.partial(keep, ...)`, `make_hook(name)`."""
+    if isinstance(node, ast.Call):
+        partial = (node.func.attr if isinstance(node.func, ast.Attribute) else _label(node.func)) == "partial"
+        return _called_name(node.args[0]) if partial and node.args else _called_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else _label(node)

@@ -4,7 +4,7 @@ It is started before the first process group, at the first step and in processes
 `threading.enumerate()` shows the script what it would show without us. A sample costs about 30 us.
 Event "stacks": request, op, op_site, phase, threads {name: [site...]} innermost first: all frames of the user's code and the innermost of any.
 Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, stack [site...] of the main thread, inner (its innermost function).
-Event "rss": samples [[t_ns, bytes]], grown [[site, bytes]] (growth by the line that the main thread was in); only while memory moves.
+Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was in); only while memory moves.
 Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
 """
 
@@ -52,7 +52,7 @@ class Beat:
         self.request = os.path.join(recorder.run_dir, protocol.STACKS_REQUEST)
         self.moved = (recorder._progress, time.monotonic())
         self.tell_after_s = STALL_S
-        self.samples: list[tuple[int, int]] = []
+        self.samples: list[tuple[int, int, int]] = []
         self.grown: dict[sites.Site, int] = {}
         self.last_bytes = 0
         self.looks = 0
@@ -104,7 +104,7 @@ class Beat:
             )  # fmt: skip
 
     def sample(self) -> None:
-        now_bytes = memory.rss_bytes()
+        now_bytes, shared_bytes = memory.resident()
         grown = now_bytes - self.last_bytes
         if abs(grown) < MOVED_BYTES:
             return
@@ -113,7 +113,7 @@ class Beat:
             if frames:
                 self.grown[frames[0]] = self.grown.get(frames[0], 0) + grown
         self.last_bytes = now_bytes
-        self.samples.append((time.time_ns(), now_bytes))
+        self.samples.append((time.time_ns(), now_bytes, shared_bytes))
         if len(self.samples) >= SAMPLES_AN_EVENT:
             self.tell()
 

@@ -2,7 +2,7 @@
 
 Event "devices" (at the first step, again at the end): when ("step" | "end"), stand_in, visible (CUDA_VISIBLE_DEVICES or null), count, current, uuid (of
 current), uuids, contexts (devices on which this process holds a context), chosen (set_device was called), driver (an NVIDIA driver is loaded),
-build (CUDA version of torch or ""), capability, arch_list, cudnn, names.
+build (CUDA version of torch or ""), capability, arch_list, cudnn, names, threads.
 Event "set_device": device, site. Event "rendezvous" (before init_process_group): rank, world_size, local_rank, address, port, as the environment says
 then; asked_rank, asked_world_size, asked_backend, method.
 Event "moved_late": how many parameters that a living optimizer or DDP object holds were replaced or changed device: replaced, changed, held_by
@@ -63,6 +63,7 @@ def describe(torch: Any) -> dict[str, Any]:
         "chosen": bool(_chosen),
         "cudnn": bool(torch.backends.cudnn.enabled),
         "local_rank": os.environ.get("LOCAL_RANK", ""),
+        "threads": torch.get_num_threads(),
     }
     if told["stand_in"]:
         current = _chosen[-1] if _chosen else 0

@@ -1,14 +1,14 @@
 """How many autograd graphs are still alive. A loss kept without `.detach()` keeps its graph: memory climbs a step at a time.
 
 A token is put into the metadata dict of the root node, which lives exactly as long as the node. Nothing of the user's is kept alive.
-Event "graphs": alive, mode ("train" | "eval"), site, keeper {name, num, site, bounded} or null; written when the number alive reaches 8, 16, 32, ...
+Event "graphs": alive, mode ("train" | "eval"), site, keeper (site of the statement that keeps them, by
+reading the source) or null; written when the number alive reaches 8, 16, 32, ...
 Event "eval_graphs" (end of an evaluation whose forwards made graphs): forwards, peak (graphs alive at once), used (a later backward reaches them), site,
 keeper.
 """
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import Any
 
@@ -47,6 +47,11 @@ class Evaluation:
 _evaluation: list[Evaluation] = []
 
 
+def _keeper(site: sites.Site) -> dict[str, Any] | None:
+    found = keepers.statement(site)
+    return sites.as_json(found) if found is not None else None
+
+
 def _gone(mode: str) -> None:
     _alive[mode] -= 1
     S.graphs_alive = _alive["train"] + _alive["eval"]
@@ -77,7 +82,8 @@ def watch(output: Any, mode: str) -> None:
             _evaluated()
         if _alive[mode] >= 2 * _told[mode]:
             _told[mode] = _alive[mode]
-            S.recorder.event("graphs", sites.here(4), alive=_alive[mode], mode=mode, keeper=keepers.find(sys._getframe(2), max(3, _alive[mode] // 4)))
+            site = sites.here(4)
+            S.recorder.event("graphs", site, alive=_alive[mode], mode=mode, keeper=_keeper(site))
 
 
 def _evaluated() -> None:
@@ -91,7 +97,7 @@ def _evaluated() -> None:
     now.site = sites.here(4)
     if kept >= now.look_at:
         now.look_at *= 4
-        now.keeper = keepers.find(sys._getframe(3), max(2, kept // 4)) or now.keeper
+        now.keeper = _keeper(now.site)
 
 
 def training_again() -> None:
@@ -112,7 +118,8 @@ def _tell(now: Evaluation, used: bool) -> None:
 
 def _reaches_evaluation(loss: Any) -> bool:
     """Whether the graph of this loss holds a node that an evaluation made: then the graphs were kept on purpose."""
-    todo, seen = [getattr(loss, "grad_fn", None)], set()
+    todo: list[Any] = [getattr(loss, "grad_fn", None)]
+    seen: set[Any] = set()
     while todo and len(seen) < MAX_NODES:
         node = todo.pop()
         if node is None or node in seen:

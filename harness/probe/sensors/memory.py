@@ -18,15 +18,21 @@ _fd: dict[int, int] = {}
 
 
 def rss_bytes() -> int:
+    return resident()[0]
+
+
+def resident() -> tuple[int, int]:
+    """(resident bytes, of them file-backed or shared)."""
     pid = os.getpid()
     fd = _fd.get(pid)
     try:
         if fd is None:
             _fd.clear()
             fd = _fd[pid] = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        return int(os.pread(fd, 64, 0).split()[1]) * _PAGE
+        fields = os.pread(fd, 128, 0).split()
+        return int(fields[1]) * _PAGE, int(fields[2]) * _PAGE
     except (OSError, ValueError, IndexError):
-        return 0
+        return 0, 0
 
 
 def now(step: int) -> tuple[int, int, int]:

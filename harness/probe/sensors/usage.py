@@ -11,12 +11,12 @@ from typing import Any
 
 from ..patching import before
 from ..state import S
-from . import manual
+from . import backward, manual
 
 
 def _before_backward(loss: Any, *args: Any, **kwargs: Any) -> None:
     number = S.backwards
-    if not S.ddps or number > 256 or (number > 16 and number % 8):
+    if not S.ddps or backward._depth[0] or number > 256 or (number > 16 and number % 8):
         return
     loss = loss[0] if isinstance(loss, (list, tuple)) and loss else loss
     if getattr(loss, "grad_fn", None) is None:

@@ -1,0 +1,55 @@
+"""HNG106 dead-peer: a rank has ended in good order while others still wait for it.
+
+What it does
+    One rank left with exit code 0, the others wait in a collective or lost the connection to it. An error, at the line that waits.
+
+Why it is bad
+    The rank that fails in the log ("connection closed by peer") is the healthy one. The one that left early, because its data ran out or because it
+    returned, says nothing.
+
+Wrong
+    if rank != 0:
+        return                    # done with training
+    dist.barrier()                # rank 0 waits for ranks that are gone
+
+Right
+    dist.barrier()
+    if rank != 0:
+        return
+
+Known limits
+    A rank that left by an exception is LAU101.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check
+from harness.checks.hng import waits
+from harness.checks.lau import blame
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class DeadPeer(Check):
+    code = "HNG106"
+    name = "dead-peer"
+    severity = Severity.ERROR
+    substantial = False
+    explains = ("HNG101", "HNG103", "HNG104", "LAU101", "LAU102", "LAU122", "LAU124")
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        found = waits.require_hang(run)
+        gone = [w for w in found if w.op == "ended"]
+        left = [w for w in found if w.peers]
+        if not gone or not left:
+            return
+        first = left[0]
+        yield self.finding(
+            f"{blame.plural([w.rank for w in gone])} had ended while {waits.describe(left)}",
+            where=first.where,
+            ranks=[w.rank for w in gone],
+            notes=waits.notes(found),
+            help="let every rank take part until the last collective: same number of steps, no early return before it",
+        )

@@ -1,0 +1,196 @@
+"""Where each rank stood when nothing moved any more: from the probe's own notes of standstill, the stacks that were asked for, or the last collective."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.checks.base import NotApplicable
+from harness.checks.lau import blame
+from harness.model import RankStacks, Where
+from harness.probe import protocol
+from harness.record import Event, Recording, Run, where_of
+
+LOCAL = ("", "data")  # what a rank does alone
+NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|_harness_probe|/harness/(probe|launch)/")
+WAITING_FUNCTIONS = {
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
+    "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "recv", "send",
+    "init_process_group", "destroy_process_group", "_engine_run_backward", "_verify_param_shape_across_processes",
+}  # fmt: skip
+NAMES = {"_engine_run_backward": "backward", "init_process_group": "init", "destroy_process_group": "destroy", "_verify_param_shape_across_processes": "ddp_init"}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One rank at the standstill."""
+
+    rank: int
+    op: str  # the call that it is in; "" while it computes; "ended" where its process is gone
+    where: Where | None
+    step: int
+    syncs: int  # collectives and reducing backwards so far, this one included where it is a python-level one
+
+    @property
+    def peers(self) -> bool:
+        """Whether it waits for other ranks."""
+        return self.op not in LOCAL and self.op != "ended"
+
+    @property
+    def place(self) -> str:
+        if self.where is None:
+            return "an unknown line"
+        return f"{self.where.file.rsplit('/', 1)[-1]}:{self.where.line}"
+
+    @property
+    def sentence(self) -> str:
+        if self.op == "ended":
+            return "has ended"
+        if self.op == "data":
+            return f"waits for its data loader ({self.place})"
+        if self.op == "":
+            return f"is at {self.place}, in no collective"
+        return f"waits in {words(self.op)} ({self.place})"
+
+
+def words(op: str) -> str:
+    """An operation as the user knows it."""
+    return {
+        "init": "init_process_group",
+        "destroy": "destroy_process_group",
+        "ddp_init": "the constructor of DistributedDataParallel",
+        "ddp_forward": "the forward of DistributedDataParallel",
+        "backward": "backward (gradient all-reduce)",
+    }.get(op, op)
+
+
+def hung(run: Run) -> bool:
+    """Whether the run stood still: the watch says so, or every failure is that of a rank whose peer was gone."""
+    if run.live:
+        return False
+    return run.ending.reason == "hang" or (run.ending.reason in ("exited", "timeout") and blame.only_victims(run)) or _stalled_at_limit(run)
+
+
+def _stalled_at_limit(run: Run) -> bool:
+    """The wall limit ended it while all ranks had been waiting for a while."""
+    if run.ending.reason != "timeout":
+        return False
+    found = waits(run)
+    return bool(found) and all(w.peers or w.op == "ended" for w in found) and any(w.peers for w in found)
+
+
+def require_hang(run: Run) -> list[Wait]:
+    """The waits of a hung run; NotApplicable for any other."""
+    if not hung(run):
+        raise NotApplicable("the run did not hang")
+    fall = blame.culprit(run)
+    if fall is not None and not fall.victim:
+        raise NotApplicable(f"rank {fall.rank} failed, the others only waited for it")
+    found = waits(run)
+    if not any(w.op != "ended" for w in found):
+        raise NotApplicable("no rank told where it waits")
+    return found
+
+
+def waits(run: Run) -> list[Wait]:
+    """One entry a rank that reported."""
+    asked = {s.rank: s for s in run.ending.stacks}
+    found = []
+    for rank, recording in enumerate(run.ranks):
+        if recording is not None:
+            found.append(_wait_of(rank, recording, asked.get(rank), _ended(run, rank, recording)))
+    return found
+
+
+def _ended(run: Run, rank: int, recording: Recording) -> bool:
+    """Whether its process had gone by itself, in good order."""
+    exits = {e.rank: e for e in run.ending.exits}
+    known = exits.get(rank)
+    return (known is not None and not known.by_us and known.code == 0) or (known is None and bool(recording.of(protocol.END)))
+
+
+def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, ended: bool) -> Wait:
+    step, syncs = recording.num_steps, _syncs(recording)
+    if ended:
+        last = recording.of("coll")
+        return Wait(rank, "ended", last[-1].where if last else None, step, syncs)
+    failed = [e for e in recording.of(protocol.FAILURE) if blame.is_victim(e)]
+    if failed:
+        return Wait(rank, str(failed[0]["op"] or ""), failed[0].where, step, syncs)
+    noted = max((*recording.of("stall"), *recording.of(protocol.STACKS)), key=lambda e: e.t_ns, default=None)
+    if noted is not None and noted["op"] is not None and noted.t_ns >= _last_moved(recording):
+        return Wait(rank, str(noted["op"]), _place(noted), step, syncs)
+    if asked is not None:
+        op, where = _of_stacks(asked)
+        return Wait(rank, op, where, step, syncs)
+    waiting = [e for e in (*recording.of("coll"), *recording.of("pg"), *recording.of("wrapping")) if not e["done"]]
+    last = [e for e in waiting if e.t_ns >= _last_moved(recording)]
+    if last:
+        op = {"pg": "init", "wrapping": "ddp_init"}.get(last[-1].kind, str(last[-1]["op"] or ""))
+        return Wait(rank, op, last[-1].where, step, syncs)
+    return Wait(rank, "", None, step, syncs)
+
+
+def _syncs(recording: Recording) -> int:
+    counts = [e["y"] for e in recording.events[-200:] if isinstance(e["y"], int)]
+    return max(counts, default=0)
+
+
+def _last_moved(recording: Recording) -> int:
+    """When the rank last did something that is recorded, apart from the probe's own notes."""
+    quiet = {"stall", protocol.STACKS, "rss", "oom_kills"}
+    last = max((e.t_ns for e in recording.events if e.kind not in quiet), default=0)
+    rows = recording.row(recording.num_rows - 1).t_ns if recording.num_rows else 0
+    return max(last, rows)
+
+
+def _place(event: Event) -> Where | None:
+    """The user's line of a "stall" or "stacks" event: the one of the blocking call, with its text."""
+    file, _, rest = str(event["op_site"] or "").rpartition(":")
+    file, _, line = file.rpartition(":")
+    frames = _frames(event)
+    if file and line.isdigit():
+        known = next((f for f in frames if f.file == file and f.line == int(line)), None)
+        return known or Where(file, int(line), rest)
+    return event.where or next(iter(frames), None)
+
+
+def _frames(event: Event) -> list[Where]:
+    threads = event["threads"]
+    raw = event["stack"] if event.kind == "stall" else threads.get("MainThread") if isinstance(threads, dict) else None
+    found = [where_of(frame) for frame in raw] if isinstance(raw, list) else []
+    return [w for w in found if w is not None and not NOT_THE_USERS.search(w.file)]
+
+
+def _of_stacks(stacks: RankStacks) -> tuple[str, Where | None]:
+    frames = list(stacks.threads.get("MainThread", ()))[::-1]  # innermost first
+    op = next((NAMES.get(f.function, f.function) for f in frames if f.function in WAITING_FUNCTIONS), "")
+    return op, next((f for f in frames if not NOT_THE_USERS.search(f.file)), None)
+
+
+def describe(found: Sequence[Wait]) -> str:
+    """ "ranks 0,2 wait in all_reduce (train.py:88); rank 1 waits in barrier (train.py:61)" """
+    groups: dict[str, list[int]] = {}
+    for wait in found:
+        groups.setdefault(wait.sentence, []).append(wait.rank)
+    parts = []
+    for sentence, ranks in sorted(groups.items(), key=lambda item: item[1]):
+        many = sentence.replace("waits", "wait", 1).replace("is at", "are at", 1).replace("has ended", "have ended", 1).replace("its data", "their data", 1)
+        parts.append(f"{blame.plural(ranks)} {sentence if len(ranks) == 1 else many}")
+    return "; ".join(parts)
+
+
+def notes(found: Sequence[Wait]) -> list[str]:
+    steps = {w.step for w in found}
+    if len(steps) > 1:
+        return [", ".join(f"rank {w.rank} took {w.step} steps" for w in found[:8])]
+    return [f"{blame.plural([w.rank for w in found])} took {next(iter(steps))} steps"] if steps else []
+
+
+def odd_one_out(found: Sequence[Wait]) -> Wait:
+    """The wait to look at first: the minority's; among equals a collective that the script calls itself, rank 0's before others'."""
+    counts: dict[tuple[str, str], int] = {}
+    for wait in found:
+        counts[(wait.op, wait.place)] = counts.get((wait.op, wait.place), 0) + 1
+    return min(found, key=lambda w: (counts[(w.op, w.place)], w.op in ("backward", "ddp_forward", "ended", ""), w.rank))

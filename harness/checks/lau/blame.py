@@ -1,0 +1,143 @@
+"""Who failed, and who only fell with the others. The launcher blames whoever it saw first, in most runs a victim.
+
+A rank is a *victim* where its exception says that a peer went away (connection closed, reset, broken pipe, timeout inside a collective), *torn down*
+where we ended it. What is left are the culprits, the earliest first.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.model import RankExit, Where
+from harness.probe import protocol
+from harness.record import Event, Recording, Run
+
+PEER_GONE = re.compile(
+    r"connection closed by peer|connection reset by peer|broken pipe|socket closed|timed out waiting \d+ ?ms for (recv|send)|connection was likely closed"
+    r"|application timeout caused pair closure|remote process (has )?exited|broken connection|connection refused.*(remote|peer)|unbound buffer"
+    r"|\[[^\]]*gloo/transport/tcp/[^\]]*\].*(closed|reset|timed out|timeout)|ncclremoteerror|watchdog caught collective operation timeout"
+    r"|failed to recv, got 0 bytes|recvvalue failed|sendbytes failed|recvbytes failed|the client socket has (failed|timed out)"
+    r"|nccl communicator was aborted|monitoredbarrier",
+    re.IGNORECASE | re.DOTALL,
+)
+SIGNAL_EXITS = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How one rank fell by itself."""
+
+    rank: int
+    t_ns: int
+    kind: str  # "exception" | "signal" | "exit"
+    victim: bool
+    event: Event | None = None
+    exit: RankExit | None = None
+
+    @property
+    def where(self) -> Where | None:
+        return self.event.where if self.event is not None else None
+
+    @property
+    def headline(self) -> str:
+        """Type and first line of the message."""
+        if self.event is None:
+            return ""
+        text = str(self.event["message"] or "").strip()
+        first = text.splitlines()[0] if text else ""
+        kind = str(self.event["type"] or "exception")
+        return f"{kind}: {first[:300]}" if first else kind
+
+
+def is_victim(event: Event) -> bool:
+    """Whether a failure event says that a peer went away."""
+    text = f"{event['type']}: {event['message']}"
+    return bool(PEER_GONE.search(text)) or (event["type"] == "KeyboardInterrupt")
+
+
+def failures(run: Run) -> Iterator[tuple[int, Recording, Event]]:
+    """(rank, process, failure event) of the ranks and of processes that they made."""
+    ranks = {id(r): rank for rank, r in enumerate(run.ranks) if r is not None}
+    by_pid = {r.pid: rank for rank, r in enumerate(run.ranks) if r is not None}
+    for process in run.processes:
+        events = process.of(protocol.FAILURE)
+        if events:
+            rank = ranks.get(id(process), by_pid.get(process.ppid, max(process.env_rank, 0)))
+            yield from ((rank, process, event) for event in events)
+
+
+def _exception_falls(run: Run) -> Iterator[Fall]:
+    exits = {e.rank: e for e in run.ending.exits}
+    for rank, process, event in failures(run):
+        ended = exits.get(rank)
+        if ended is not None and ended.code == 0 and process.role != "child":
+            continue  # it was caught, or a helper thread's: the rank went on and ended well
+        yield Fall(rank, event.t_ns, "exception", is_victim(event), event, ended if process.role != "child" else None)
+
+
+def falls(run: Run) -> list[Fall]:
+    """Every rank that fell by itself, one entry each, the earliest first."""
+    found: dict[int, Fall] = {}
+    for fall in sorted(_exception_falls(run), key=lambda f: (f.victim, f.t_ns)):
+        found.setdefault(fall.rank, fall)
+    for ended in run.ending.exits:
+        if ended.code == 0 or ended.by_us:
+            continue
+        known = found.get(ended.rank)
+        if known is not None and ended.code > 0:
+            continue
+        if ended.code < 0:
+            victim = bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-8000:])) or (known is not None and known.victim)
+            if known is None or known.victim:
+                found[ended.rank] = Fall(ended.rank, ended.time_ns, "signal", victim or ended.code == -signal.SIGTERM, known.event if known else None, ended)
+        else:
+            victim = ended.code in SIGNAL_EXITS or bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-4000:]))
+            found[ended.rank] = Fall(ended.rank, ended.time_ns, "exit", victim, None, ended)
+    return sorted(found.values(), key=lambda f: f.t_ns)
+
+
+def culprit(run: Run) -> Fall | None:
+    """The earliest that is no victim; else the earliest victim; None where nobody fell."""
+    all_falls = falls(run)
+    return next((f for f in all_falls if not f.victim), all_falls[0] if all_falls else None)
+
+
+def only_victims(run: Run) -> bool:
+    """Whether ranks fell, and every one of them because a peer went away."""
+    all_falls = falls(run)
+    return bool(all_falls) and all(f.victim for f in all_falls)
+
+
+def others(run: Run, blamed: Fall) -> list[str]:
+    """Notes on what became of the other ranks."""
+    victims = sorted(f.rank for f in falls(run) if f.rank != blamed.rank and f.victim)
+    also = sorted(f.rank for f in falls(run) if f.rank != blamed.rank and not f.victim)
+    torn = sorted(e.rank for e in run.ending.exits if e.by_us and e.rank != blamed.rank)
+    notes = []
+    if also:
+        notes.append(f"{plural(also)} failed by {'itself' if len(also) == 1 else 'themselves'} too")
+    if victims:
+        notes.append(f"{plural(victims)} lost the connection to a peer and fell as {'a victim' if len(victims) == 1 else 'victims'}")
+    if torn:
+        notes.append(f"{plural(torn)} {'was' if len(torn) == 1 else 'were'} torn down by the launcher")
+    return notes
+
+
+def plural(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {compress(ranks)}"
+
+
+def compress(ranks: list[int]) -> str:
+    """0,2-7"""
+    parts: list[str] = []
+    ordered = sorted(set(ranks))
+    start = 0
+    for i, rank in enumerate(ordered):
+        if i + 1 == len(ordered) or ordered[i + 1] != rank + 1:
+            first = ordered[start]
+            parts.append(str(first) if first == rank else f"{first}-{rank}")
+            start = i + 1
+    return ",".join(parts)

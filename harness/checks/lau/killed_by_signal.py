@@ -1,0 +1,88 @@
+"""LAU102 killed-by-signal: a rank was ended by a signal that the launcher did not send.
+
+What it does
+    Looks at how each rank ended. SIGSEGV, SIGABRT, SIGBUS and the like come from native code, SIGKILL from outside. The line is that of the
+    Python frame in which it died, where the rank could still write it. An error.
+
+Why it is bad
+    There is no traceback: torchrun prints "Signal 6 (SIGABRT)" and the line is lost. An abort in gloo means in most cases that the ranks did not pass
+    the same sizes to a collective.
+
+Wrong
+    if p.grad is not None:
+        dist.all_reduce(p.grad)      # a gradient is None on one rank only: sizes no longer match, the other rank aborts
+
+Right
+    grad = p.grad if p.grad is not None else torch.zeros_like(p)
+    dist.all_reduce(grad)
+
+Known limits
+    Who sent a SIGKILL is not recorded by Linux; where the kernel counted an out-of-memory kill, LAU103 says so.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.lau import blame, oom
+from harness.model import Finding, Severity, Where
+from harness.record import Run
+
+FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
+NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|/harness/(probe|launch)/|_harness_probe|^<")
+SAID = re.compile(r"(terminate called after throwing.*|what\(\):.*|.*(Check failed|Assertion).*|.*EnforceNotMet.*|.*op\.preamble\.length.*)", re.IGNORECASE)
+
+
+def dying_frame(log: str) -> Where | None:
+    """The innermost user frame of the stack that faulthandler wrote last: of the current thread, else of any."""
+    at = log.rfind("Fatal Python error")
+    if at < 0:
+        return None
+    blocks = re.split(r"\n\s*\n", log[at:])
+    blocks.sort(key=lambda block: "Current thread" not in block)
+    for block in blocks:
+        for file, line, function in FRAME.findall(block):
+            if not NOT_THE_USERS.search(file):
+                return Where(file, int(line), function)
+    return None
+
+
+class KilledBySignal(Check):
+    code = "LAU102"
+    name = "killed-by-signal"
+    severity = Severity.ERROR
+    substantial = False
+    explains = ("LAU122", "LAU124")
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        if run.live:
+            raise NotApplicable("the run has not ended")
+        fall = blame.culprit(run)
+        if fall is None or fall.kind != "signal" or fall.exit is None or oom.killed(run, fall) is not None:
+            return
+        number = -fall.exit.code
+        name = signal.Signals(number).name if number in {int(s) for s in signal.Signals} else f"signal {number}"
+        log = run.logs.get(fall.rank, "")
+        said = SAID.findall(log[-8000:])
+        notes = [*(f"it said: {said[-1][0].strip()[:300]}" for _ in said[:1]), *blame.others(run, fall)]
+        if number == signal.SIGKILL:
+            notes.append("the kernel counted no out-of-memory kill while it ran" if oom.watched(run) else "whether memory ran out is not known")
+        yield self.finding(
+            f"rank {fall.rank} was killed by {name}",
+            where=dying_frame(log) or fall.where,
+            ranks=[fall.rank],
+            notes=notes,
+            help=self._help(number),
+        )
+
+    def _help(self, number: int) -> str:
+        if number == signal.SIGABRT:
+            return "compare what the ranks pass to the collective on this line: sizes and dtypes must be the same on all of them"
+        if number == signal.SIGBUS:
+            return "look at /dev/shm: a full one ends processes by SIGBUS; use fewer workers or mount it larger"
+        if number == signal.SIGKILL:
+            return "look who ends it: a limit of the batch system, or memory"
+        return "run this rank alone under a debugger (--launcher inline); an extension module or a mismatch of versions is the usual reason"

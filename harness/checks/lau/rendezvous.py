@@ -1,0 +1,57 @@
+"""The launched processes and how they looked for each other."""
+
+from __future__ import annotations
+
+import re
+
+from harness.record import Event, Recording, Run
+
+FAILED = re.compile(
+    r"address already in use|EADDRINUSE|DistNetworkError|DistStoreError|failed to (connect|bind|listen)|no route to host|name or service not known"
+    r"|temporary failure in name resolution|getaddrinfo|gaierror|connection refused|timed out after \d+.*(waiting for clients|clients joined)|rendezvous"
+    r"|environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected|unable to (resolve|find address|connect)|socket timeout"
+    r"|wait timeout|ifname|invalid port|connection timed out",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def mains(run: Run) -> list[tuple[int, Recording]]:
+    """(rank as launched, recording) of the processes that the launcher started."""
+    found = [r for r in run.processes if r.role == "main"]
+    return sorted(((r.env_rank if r.env_rank >= 0 else 0, r) for r in found), key=lambda item: item[0])
+
+
+def joined(recording: Recording) -> bool:
+    return any(e["done"] for e in recording.of("pg"))
+
+
+def waiting(recording: Recording) -> Event | None:
+    """The init_process_group call that this process has entered and not left; None where there is none."""
+    calls = recording.of("pg")
+    return calls[-1] if calls and not calls[-1]["done"] else None
+
+
+def init_failure(recording: Recording) -> Event | None:
+    """The failure that was raised inside init_process_group."""
+    if joined(recording) or not recording.of("pg"):
+        return None
+    for event in recording.of("failure"):
+        if event["op"] == "init" or event["phase"] == "init" or "init_process_group" in str(event["trace"]):
+            return event
+    return None
+
+
+def effective(recording: Recording) -> tuple[int, int]:
+    """(rank, world size) that the process brought to its rendezvous: what it asked for, else the environment then; -1: unknown."""
+    calls = recording.of("rendezvous")
+    if not calls:
+        return -1, -1
+    event = calls[-1]
+    return _number(event["asked_rank"], event["rank"]), _number(event["asked_world_size"], event["world_size"])
+
+
+def _number(asked: object, environment: object) -> int:
+    if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0:
+        return asked
+    text = str(environment or "")
+    return int(text) if text.isdigit() else -1

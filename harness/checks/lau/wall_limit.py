@@ -1,0 +1,44 @@
+"""LAU124 wall-limit: the run took longer than the limit and was ended.
+
+What it does
+    The run was still going when its time limit passed. An error, because it did not finish; the notes say how far each rank was.
+
+Why it is bad
+    What the script would have written at its end is missing, and nothing was checked beyond that point.
+
+Wrong
+    harness run train.py --timeout 60         # a training of ten minutes
+
+Right
+    harness run train.py --timeout 900, or fewer steps for the check
+
+Known limits
+    A run that stands still is told earlier, as a hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class WallLimit(Check):
+    code = "LAU124"
+    name = "wall-limit"
+    severity = Severity.ERROR
+    substantial = False
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        if run.live or run.ending.reason != "timeout":
+            if run.live:
+                raise NotApplicable("the run has not ended")
+            return
+        steps = [f"rank {rank} took {r.num_steps} steps" for rank, r in enumerate(run.ranks) if r is not None][:8]
+        yield self.finding(
+            f"the run was ended after its limit of {run.plan.timeout_s:g} s",
+            notes=steps,
+            help="raise --timeout, or give the script fewer steps",
+        )

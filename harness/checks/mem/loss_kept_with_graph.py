@@ -1,0 +1,111 @@
+"""MEM101 loss-kept-with-graph: losses or outputs of earlier steps are kept together with their autograd graphs.
+
+What it does
+    Counts the autograd graphs of earlier steps that are still alive. A number that climbs step by step is a warning, at the statement that keeps
+    them where the source shows it, else at the backward.
+
+Why it is bad
+    A loss is the last node of its graph. Keeping it keeps every node, some kilobytes a step after backward, all activations where no backward followed.
+    Memory climbs until the process is killed, hours later.
+
+Wrong
+    losses.append(loss)
+    total += loss
+
+Right
+    losses.append(loss.detach())
+    total += loss.item()
+
+Known limits
+    Graphs that are bounded (the last 10 losses) are advice. The statement is found by reading the file that holds the backward only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.mem import series
+from harness.model import Finding, Severity, Where
+from harness.record import Recording, Run, where_of
+
+MIN_STEPS = 12  # over which the number has to climb
+MIN_A_STEP = 0.8
+
+
+class LossKeptWithGraph(Check):
+    code = "MEM101"
+    name = "loss-kept-with-graph"
+    severity = Severity.WARNING
+    explains = ("MEM103", "MEM105", "MEM104")
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        trained = [(rank, r) for rank, r in _processes(run) if r.num_rows]
+        if not trained:
+            raise NotApplicable("no rank took an optimizer step")
+        if max(r.num_rows for _, r in trained) < MIN_STEPS:
+            raise Inconclusive(f"fewer than {MIN_STEPS} steps")
+        climbing = [(rank, r, climb) for rank, r in trained if (climb := longest_climb(r)) is not None]
+        if not climbing:
+            return
+        rank, recording, (first, last, from_num, to_num) = max(climbing, key=lambda item: item[2][3] - item[2][2])
+        plateau = _levels_off(recording, last, to_num)
+        yield self.finding(
+            f"{to_num} autograd graphs of earlier steps are alive after step {last}: losses or outputs are kept with their graph",
+            where=_keeper(recording),
+            ranks=sorted({rank for rank, _, _ in climbing}),
+            severity=Severity.ADVICE if plateau else None,
+            notes=[f"rank {rank}: {from_num} graphs alive at step {first}, {to_num} at step {last}", *(["then the number stays"] if plateau else [])],
+            help="keep `loss.detach()` for a tensor or `loss.item()` for a number",
+        )
+
+
+def _processes(run: Run) -> list[tuple[int, Recording]]:
+    """The ranks, and processes that train without a group."""
+    ranks = [(rank, r) for rank, r in enumerate(run.ranks) if r is not None]
+    known = {id(r) for _, r in ranks}
+    return [*ranks, *((max(r.env_rank, 0), r) for r in run.processes if id(r) not in known and r.num_rows)]
+
+
+def longest_climb(recording: Recording) -> tuple[int, int, int, int] | None:
+    """(first step, last step, graphs alive then) of the longest stretch in which the number rises by about one a step or more."""
+    steps, alive = series.numbers(recording, "num_graphs")
+    best: tuple[int, int] | None = None
+    start = 0
+    for i in range(1, len(alive) + 1):
+        if i == len(alive) or alive[i] < alive[i - 1]:
+            end = i - 1
+            if _climbs(steps, alive, start, end) and (best is None or alive[end] - alive[start] > alive[best[1]] - alive[best[0]]):
+                best = (start, end)
+            start = i
+    return (steps[best[0]], steps[best[1]], alive[best[0]], alive[best[1]]) if best is not None else None
+
+
+def _climbs(steps: list[int], alive: list[int], start: int, end: int) -> bool:
+    """Rises about once a step over enough steps; or more slowly, but over most of a long run (every tenth loss is kept)."""
+    grown, length = alive[end] - alive[start], steps[end] - steps[start]
+    if length < MIN_STEPS:
+        return False
+    return grown >= MIN_A_STEP * length or (grown >= 16 and length >= 0.7 * (steps[-1] + 1) and _even(alive, start, end))
+
+
+def _even(alive: list[int], start: int, end: int) -> bool:
+    """Each quarter of the stretch adds its part."""
+    quarter = max(1, (end - start) // 4)
+    marks = [alive[min(end, start + i * quarter)] for i in range(5)]
+    return all(b - a >= (alive[end] - alive[start]) / 12 for a, b in zip(marks, marks[1:], strict=False))
+
+
+def _levels_off(recording: Recording, last: int, num: int) -> bool:
+    """Whether the number stays at its height for as long as it climbed: a window that is bounded."""
+    steps, alive = series.numbers(recording, "num_graphs")
+    after = [a for s, a in zip(steps, alive, strict=True) if s > last]
+    flat = [s for s, a in zip(steps, alive, strict=True) if a >= num - 1]
+    return (len(after) >= MIN_STEPS and all(a >= num - 2 for a in after)) or len(flat) > len(steps) // 2
+
+
+def _keeper(recording: Recording) -> Where | None:
+    told = [e for e in recording.of("graphs") if e["mode"] == "train"]
+    kept = next((w for e in reversed(told) if (w := where_of(e["keeper"])) is not None), None)
+    losses = recording.of("loss")
+    return kept or (told[-1].where if told else None) or (losses[0].where if losses else None)

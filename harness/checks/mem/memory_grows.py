@@ -1,0 +1,134 @@
+"""MEM103 memory-grows: memory climbs steadily while training goes on.
+
+What it does
+    Looks at resident memory (CUDA: allocated memory) at the end of every step after a warm-up of a fifth of the run and of the first pass over the
+    data (which may fill a cache). The rest is cut into 8 blocks; the
+    slope is the median of all slopes between the blocks' medians (Theil-Sen), its uncertainty half of their middle range. It grows where nearly every block
+    is above the one before, the second half still grows, the slope is more than twice its uncertainty, and the sum is over 20 MB. A warning from 50
+    steps and 1 second of training on, if at the present rate 10,000 steps took more than 1 GB; else advice.
+
+Why it is bad
+    A list that is never emptied, a cache without a bound, tensors kept "for later": nothing fails until the kernel ends the process.
+
+Wrong
+    history.append((x, output.detach()))      # every batch, for ever
+
+Right
+    history.append(output.mean().item())
+    deque(maxlen=100)
+
+Known limits
+    Needs 50 steps; shorter runs are inconclusive. A run that ends within its first pass over the data gives advice only. Pages of mapped files do not count. Which line allocates is a sample (10 a second), so the place is likely,
+    not certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.mem import series
+from harness.model import Finding, Severity, Where
+from harness.record import Recording, Run, where_of
+
+MIN_STEPS, MIN_S = 50, 1.0
+MIN_GROWTH = 20 * series.MB
+WARN_RATE = 1000 * series.MB / 10_000  # bytes a step
+WARM_UP = 0.2
+
+
+class MemoryGrows(Check):
+    code = "MEM103"
+    name = "memory-grows"
+    severity = Severity.WARNING
+    explains = ("MEM105",)
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        trained = [(rank, r) for rank, r in enumerate(run.ranks) if r is not None and r.num_rows]
+        if not trained:
+            raise NotApplicable("no rank took an optimizer step")
+        long = [(rank, r) for rank, r in trained if r.num_rows >= MIN_STEPS and _seconds(r) >= MIN_S]
+        if not long:
+            raise Inconclusive(f"needs {MIN_STEPS} steps and {MIN_S:g} s of training")
+        growing = [(rank, r, t) for rank, r in long if (t := growth(r)) is not None]
+        if not growing:
+            return
+        rank, recording, trend = max(growing, key=lambda item: item[2].slope)
+        place, share = _line(recording)
+        strong = trend.slope >= WARN_RATE and _beyond_first_pass(recording)
+        yield self.finding(
+            f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
+            where=place,
+            ranks=[rank for rank, _, _ in growing],
+            severity=None if strong else Severity.ADVICE,
+            notes=[
+                f"rank {rank}: slope {_size(trend.slope)} +- {_size(trend.error)} a step over {recording.num_rows} rows, "
+                f"{trend.rising} of {trend.num_blocks - 1} blocks higher than the one before",
+                *([f"{share:.0%} of the growth seen by sampling was on this line"] if place is not None else []),
+            ],
+            help="look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or clear it every epoch",
+        )
+
+
+def _seconds(recording: Recording) -> float:
+    if recording.num_rows < 2:
+        return 0.0
+    return (recording.row(recording.num_rows - 1).t_ns - recording.row(0).t_ns) / 1e9
+
+
+def growth(recording: Recording) -> series.Trend | None:
+    """The trend, where it is a growth by the rules of this page."""
+    steps, cuda = series.numbers(recording, "cuda_alloc_bytes")
+    values: Sequence[float] = cuda if any(cuda) else series.numbers(recording, "rss_bytes")[1]
+    skip = max(8, int(len(values) * WARM_UP))
+    first_pass = sum(s < _first_pass_steps(recording) for s in steps)
+    if len(steps) - first_pass >= 3 * series.BLOCKS:
+        skip = max(skip, first_pass)
+    found = series.trend(steps[skip:], values[skip:])
+    if found is None or found.growth < MIN_GROWTH or not found.steady:
+        return None
+    return found if any(cuda) or _anonymous(recording, found.growth) else None
+
+
+def _first_pass_steps(recording: Recording) -> int:
+    """Steps taken when the first training pass over a loader was complete; 0: there is no loader or no complete pass."""
+    ends = [e.step for e in recording.of("pass") if e["complete"] and e["backwards"]]
+    return min(ends, default=0)
+
+
+def _beyond_first_pass(recording: Recording) -> bool:
+    """Whether the trend rests on steps after the first pass; true where the script has no loader."""
+    if not recording.of("loader"):
+        return True
+    done = _first_pass_steps(recording)
+    return done > 0 and recording.num_steps - done >= 3 * series.BLOCKS
+
+
+def _anonymous(recording: Recording, grown: float) -> bool:
+    """Whether the process's own pages grew as well, not only those of mapped files; true where no samples tell."""
+    samples = [s for e in recording.of("rss") if isinstance(e["samples"], list) for s in e["samples"] if isinstance(s, list) and len(s) == 3]
+    begun = recording.row(0).t_ns
+    own = [s[1] - s[2] for s in samples if s[0] >= begun]
+    return len(own) < 4 or max(own) - own[0] >= 0.5 * grown
+
+
+def _line(recording: Recording) -> tuple[Where | None, float]:
+    """The line that the main thread was in during most of the growth, and its share of it."""
+    grown: dict[tuple[str, int], list[object]] = {}
+    for event in recording.of("rss"):
+        if event.step < 1 or not isinstance(event["grown"], list):
+            continue
+        for entry in event["grown"]:
+            if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], int) and (where := where_of(entry[0])) is not None:
+                known = grown.setdefault((where.file, where.line), [where, 0])
+                known[1] = int(str(known[1])) + entry[1]
+    if not grown:
+        return None, 0.0
+    sizes = {key: int(str(value[1])) for key, value in grown.items()}
+    best = max(sizes, key=lambda key: sizes[key])
+    found = grown[best][0]
+    return (found if isinstance(found, Where) else None), sizes[best] / max(1, sum(sizes.values()))
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.1f} MB" if abs(num_bytes) >= 1e6 else f"{num_bytes / 1e3:.1f} kB"

@@ -1,0 +1,81 @@
+"""OPT113 loss-does-not-fall: over the run the loss stays where it was, or rises.
+
+What it does
+    Takes the mean over the ranks at each step, and compares the medians of the first and the last third of the steps. The uncertainty of a median comes
+    from the scatter of the values (1.25 x 1.48 x MAD / sqrt(n)). No fall of more than 1 % within twice the uncertainty is a finding: an error where the script's
+    header declares `loss_falls = true`, else advice. A fall that drowns in noise is inconclusive.
+
+Why it is bad
+    A training that does not learn runs as fast as one that does.
+
+Wrong
+    optimizer = SGD(copy.deepcopy(model).parameters(), lr=0.1)
+
+Right
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+Known limits
+    Needs 20 steps. With several optimizers (GANs) losses need not fall, and it does not apply. A run that resumes near its optimum is flat by nature.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.opt import losses
+from harness.model import Finding, Severity
+from harness.record import Run, Step
+
+MIN_STEPS = 20
+MIN_FALL = 0.01
+
+
+class LossDoesNotFall(Check):
+    code = "OPT113"
+    name = "loss-does-not-fall"
+    severity = Severity.ERROR
+
+    def __init__(self) -> None:
+        self.points: list[losses.Point] = []
+
+    def step(self, step: Step) -> None:
+        point = losses.of_step(step)
+        if point is not None:
+            self.points.append(point)
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        points = losses.finite(self.points)
+        if not points:
+            raise NotApplicable("no loss was seen")
+        if len({p.opt for p in points}) > 1:
+            raise NotApplicable("several optimizers take turns: their losses need not fall")
+        if len(points) < MIN_STEPS:
+            raise Inconclusive(f"needs {MIN_STEPS} steps, has {len(points)}")
+        third = len(points) // 3
+        first, first_error = middle([p.loss for p in points[:third]])
+        last, last_error = middle([p.loss for p in points[-third:]])
+        scale = max(abs(first), 1e-12)
+        fall, error = (first - last) / scale, math.hypot(first_error, last_error) / scale
+        if fall > max(2 * error, MIN_FALL):
+            return
+        if fall + 2 * error >= MIN_FALL and fall > -2 * error:
+            raise Inconclusive(f"too noisy: it changed by {-fall:+.1%} +- {error:.1%}")
+        declared = bool(run.expect.get("loss_falls"))
+        recording = run.present[0] if run.present else None
+        yield self.finding(
+            f"the loss does not fall: {first:.4g} in the first third of {len(points)} steps, {last:.4g} in the last",
+            where=losses.site(recording) if recording is not None else None,
+            severity=None if declared else Severity.ADVICE,
+            notes=[f"change {-fall:+.1%} +- {error:.1%}, medians of {third} steps each", "the script declares that it falls" if declared else "nothing is declared"],
+            help="check that the optimizer holds the model's parameters, the learning rate, and that inputs and targets belong together",
+        )
+
+
+def middle(values: Sequence[float]) -> tuple[float, float]:
+    """(median, its uncertainty)."""
+    center = statistics.median(values)
+    spread = statistics.median(abs(v - center) for v in values)
+    return center, 1.25 * 1.4826 * spread / math.sqrt(len(values))

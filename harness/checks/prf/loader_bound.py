@@ -1,0 +1,62 @@
+"""PRF103 loader-bound: training waits for its data.
+
+What it does
+    Takes the share of each step that was spent waiting for the data loader. More than half over at least 20 steps and 2 seconds is advice; more
+    than 70 % over at least 50 steps and 10 seconds a warning.
+
+Why it is bad
+    The processor or GPU stands still for most of the time that is paid for.
+
+Wrong
+    DataLoader(dataset, batch_size=64)                       # decodes in the training process
+
+Right
+    DataLoader(dataset, batch_size=64, num_workers=4, persistent_workers=True, pin_memory=True)
+
+Known limits
+    Judged only where ranks and workers have a core each. The first pass may read a cold disk. A loader that is no torch DataLoader is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.prf import pace
+from harness.model import Finding, Severity
+from harness.record import Run
+
+WEAK, STRONG = (0.5, 20, 2.0), (0.7, 50, 10.0)  # share, steps, seconds
+
+
+class LoaderBound(Check):
+    code = "PRF103"
+    name = "loader-bound"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        trained = [(rank, r) for rank, r in enumerate(run.ranks) if r is not None and r.num_rows and r.of("loader")]
+        if not trained:
+            raise NotApplicable("no rank trains from a torch DataLoader")
+        shares = []
+        for rank, recording in trained:
+            wall, data = pace.column(recording, "wall_s"), pace.column(recording, "data_s")
+            if len(wall) >= WEAK[1] and sum(wall) >= WEAK[2]:
+                shares.append((sum(data) / sum(wall), len(wall), sum(wall), rank, recording))
+        if not shares:
+            raise Inconclusive(f"needs {WEAK[1]} steps and {WEAK[2]:g} s after the first {pace.WARM_UP_STEPS} steps")
+        share, steps, seconds, rank, recording = max(shares, key=lambda s: s[0])
+        if share < WEAK[0]:
+            return
+        pace.require_cores(run)
+        strong = share >= STRONG[0] and steps >= STRONG[1] and seconds >= STRONG[2]
+        loader = recording.of("loader")[-1]
+        workers = int(loader["num_workers"] or 0)
+        yield self.finding(
+            f"{share:.0%} of the time goes into waiting for data",
+            where=loader.where,
+            ranks=[s[3] for s in shares if s[0] >= WEAK[0]],
+            severity=None if strong else Severity.ADVICE,
+            notes=[f"rank {rank}: {share * seconds:.1f} of {seconds:.1f} s over {steps} steps, num_workers={workers}"],
+            help="raise num_workers (with persistent_workers=True), cache what is decoded, or make the dataset cheaper",
+        )

@@ -1,0 +1,35 @@
+"""Times of the steps of a run, and whether the machine lets them be judged."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from harness.checks.base import Inconclusive
+from harness.probe import protocol
+from harness.record import Recording, Run
+
+WARM_UP_STEPS = 3  # imports, first allocations, compiles
+
+
+def column(recording: Recording, name: str) -> list[float]:
+    """One number of every row after the warm-up."""
+    offset, fmt = protocol.NUMBER_OFFSET[name]
+    size = protocol.ROW.size
+    return [float(fmt.unpack_from(recording.rows, i * size + offset)[0]) for i in range(WARM_UP_STEPS, recording.num_rows)]
+
+
+def num_workers(run: Run) -> int:
+    """Loader workers of all ranks on this host."""
+    return sum(max((int(e["num_workers"] or 0) for e in r.of("loader")), default=0) for r in run.present)
+
+
+def require_cores(run: Run) -> None:
+    """Times of ranks that take turns on a core say nothing about the script."""
+    wanted = len(run.present) + num_workers(run)
+    if wanted > run.num_cores * max(1, run.plan.nodes):
+        raise Inconclusive(f"{len(run.present)} ranks and {num_workers(run)} loader workers on {run.num_cores} cores take turns")
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
