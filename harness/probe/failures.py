@@ -1,8 +1,8 @@
 """Writes a process's own failure where it is raised, before any clean-up: torchrun's "root cause" names the victim in most runs in which
 the failing rank tears its group down.
 
-Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause, offender (range of the
-indices in torch's embedding and losses, where one of those raised); `site` is the innermost user frame.
+Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause,
+offender (range of the indices in torch's embedding and losses, where one of those raised); `site` is the innermost user frame.
 Event "exit_call": code; sys.exit() with anything but success (argparse ends so).
 Event "local_rank_argument": option, default; the script declares the argument that the launcher of old passed.
 A process that dies by a signal leaves its python stack in its output, by faulthandler; one that the user has enabled stays as it is.
@@ -53,11 +53,15 @@ def record(error: BaseException, tb: TracebackType | None = None, thread: str = 
         S.recorder.errors += 1
 
 
-INDEXED = {"embedding": ("input", "weight", 0), "cross_entropy": ("target", "input", 1), "nll_loss": ("target", "input", 1)}  # indices, what they index, dimension
+INDEXED = {
+    "embedding": ("input", "weight", 0),
+    "cross_entropy": ("target", "input", 1),
+    "nll_loss": ("target", "input", 1),
+}  # indices, what they index, dimension
 
 
 def _offender(tb: TracebackType | None) -> dict[str, Any] | None:
-    """Range of the indices in the innermost call of torch's that takes some: {"function", "smallest", "largest", "limit"}. CPU tensors only.
+    """Range of the indices in the innermost call of torch's that takes some; CPU tensors only.
 
     The frames of a traceback are over: reading their locals changes nothing.
     """
@@ -136,7 +140,9 @@ def _arm_arguments(module: Any) -> None:
         option = next((n for n in names if n in ("--local_rank", "--local-rank")), None)
         if option is not None:
             default = kwargs.get("default")
-            S.recorder.event("local_rank_argument", sites.here(2), option=option, default=default if isinstance(default, int) else repr(default)[:80])
+            S.recorder.event(
+                "local_rank_argument", sites.here(2), option=option, default=default if isinstance(default, int) else repr(default)[:80]
+            )
         return add(self, *names, **kwargs)
 
     add_argument.__doc__ = add.__doc__

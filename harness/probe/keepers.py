@@ -1,8 +1,9 @@
-"""The statement that keeps a loss or an output with its graph, by reading the user's source: asked only when graphs pile up, about 10 ms then.
+"""The statement that keeps a loss or an output with its graph, by reading the user's source: asked only when graphs pile up, about 10 ms
+then.
 
-Follows the value from `loss.backward()` (or from a forward) through assignments, calls of functions in the same file, what they return, and
-forward hooks, until it is appended, summed or stored without `.item()`, `.detach()` or the like. Looks at no object of the user's: before
-Python 3.13 reading another frame's locals would change what `locals()` returns to the script.
+Follows the value from `loss.backward()` (or from a forward) through assignments, calls of functions in the same file, what they return,
+and forward hooks, until it is appended, summed or stored without `.item()`, `.detach()` or the like. Looks at no object of the user's:
+before Python 3.13 reading another frame's locals would change what `locals()` returns to the script.
 """
 
 from __future__ import annotations
@@ -51,9 +52,10 @@ def _around(tree: ast.Module, line: int) -> Function:
     """The innermost function that holds this line."""
     best: Function = tree
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line <= (node.end_lineno or node.lineno):
-            if isinstance(best, ast.Module) or node.lineno >= best.lineno:
-                best = node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not node.lineno <= line <= (node.end_lineno or node.lineno):
+            continue
+        if isinstance(best, ast.Module) or node.lineno >= best.lineno:
+            best = node
     return best
 
 
@@ -124,7 +126,8 @@ def _computed(function: Function) -> set[str]:
 
 
 def _carries(node: ast.AST, names: set[str], calls: frozenset[str] = frozenset()) -> bool:
-    """Whether this expression passes on a graph: it holds one of the names, or a call of one of the functions, not ended by .item() and the like."""
+    """Whether this expression passes on a graph: it holds one of the names, or a call of one of the functions, not ended by "
+    ".item() and the like."""
     if _label(node) in names:
         return True
     if isinstance(node, ast.Attribute):
@@ -166,7 +169,7 @@ def _keeps(node: ast.AST, names: set[str], calls: frozenset[str] = frozenset()) 
     if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Add, ast.Sub)):
         return _label(node.target) not in names and _carries(node.value, names, calls)
     if isinstance(node, ast.Assign):
-        own = {t for t in _targets(node)}
+        own = set(_targets(node))
         if any(isinstance(t, ast.Subscript) for t in node.targets):
             return _carries(node.value, names, calls)
         used = {label for part in ast.walk(node.value) if (label := _label(part))}

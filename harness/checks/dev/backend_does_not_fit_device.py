@@ -1,11 +1,12 @@
 """DEV109 backend-does-not-fit-device: the process group's backend cannot serve the devices that are used.
 
 What it does
-    NCCL without a GPU, a collective on a tensor for whose device the group has no backend (errors), or gloo for parameters on GPUs where each rank has
-    a GPU of its own (a warning).
+    NCCL without a GPU, a collective on a tensor for whose device the group has no backend (errors), or gloo for parameters on GPUs where
+    each rank has a GPU of its own (a warning).
 
 Why it is bad
-    NCCL fails at once or at the first collective on a CPU tensor. Gloo copies every gradient through host memory: correct, and many times slower.
+    NCCL fails at once or at the first collective on a CPU tensor. Gloo copies every gradient through host memory: correct, and many times
+    slower.
 
 Wrong
     dist.init_process_group("nccl")               # no GPU here
@@ -32,7 +33,8 @@ from harness.record import Event, Run
 
 RAISED = re.compile(
     r"ProcessGroupNCCL is only supported with GPUs|no GPUs found|no backend type associated with device type|backend nccl does not support"
-    r"|distributed package doesn't have NCCL|tensors must be CUDA and dense|must be CUDA tensor|nccl.*built.?in|backend.*not available|invalid backend",
+    r"|distributed package doesn't have NCCL|tensors must be CUDA and dense|must be CUDA tensor|nccl.*built.?in|backend.*not available"
+    r"|invalid backend",
     re.IGNORECASE,
 )
 
@@ -54,7 +56,8 @@ class BackendDoesNotFitDevice(Check):
             call = groups[-1][1]
             text = str(event["message"]).splitlines()
             yield self.finding(
-                f"the backend {_backend(call) or 'of the process group'} does not fit the device: {text[0][:200] if text else event['type']}",
+                f"the backend {_backend(call) or 'of the process group'} does not fit the device: "
+                f"{text[0][:200] if text else event['type']}",
                 where=call.where or event.where,
                 ranks=sorted({rank for rank, _ in raised}),
                 notes=[f"raised at {event.where.file.rsplit('/', 1)[-1]}:{event.where.line}"] if event.where is not None else [],

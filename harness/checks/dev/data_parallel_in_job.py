@@ -4,8 +4,9 @@ What it does
     A rank of a job with more than one process builds torch.nn.DataParallel. A warning.
 
 Why it is bad
-    DataParallel splits one process's batch over the GPUs that this process sees. In a job of N processes each of them drives all GPUs, nothing
-    is averaged between processes, outputs and their memory pile up on device 0, and state that is changed in forward is lost with the replicas.
+    DataParallel splits one process's batch over the GPUs that this process sees. In a job of N processes each of them drives all GPUs,
+    nothing is averaged between processes, outputs and their memory pile up on device 0, and state that is changed in forward is lost with
+    the replicas.
 
 Wrong
     torchrun --nproc-per-node 4 train.py
@@ -43,7 +44,10 @@ class DataParallelInJob(Check):
         if any(any(True for _ in (recording.of("wrap"))) for recording in run.present):
             severity, note = Severity.WARNING, "the job wraps a model in DistributedDataParallel as well"
         else:
-            severity, note = Severity.ERROR if _trains(run) else Severity.WARNING, "no rank wraps its model in DistributedDataParallel: replicas are not averaged"
+            severity, note = (
+                Severity.ERROR if _trains(run) else Severity.WARNING,
+                "no rank wraps its model in DistributedDataParallel: replicas are not averaged",
+            )
         event = made[0][1]
         ids = event["device_ids"] if isinstance(event["device_ids"], list) else []
         yield self.finding(

@@ -1,8 +1,8 @@
 """DEV103 device-ids-mismatch: the device_ids given to DistributedDataParallel are not where the module lives.
 
 What it does
-    Names the constructor that raised because of device_ids (a CPU module, a module on several devices, another device), and a wrap whose device_ids is
-    another device than the module's parameters. An error.
+    Names the constructor that raised because of device_ids (a CPU module, a module on several devices, another device), and a wrap whose
+    device_ids is another device than the module's parameters. An error.
 
 Why it is bad
     On CPU the constructor raises on every rank. On GPUs a wrong id copies every batch to a device that belongs to another rank.
@@ -27,7 +27,9 @@ from harness.checks.lau import blame
 from harness.model import Finding, Severity
 from harness.record import Event, Run
 
-RAISED = re.compile(r"device_ids.*(cpu|gpu|module|device)|output_device.*(cpu|gpu|module)|invalid device ordinal", re.IGNORECASE | re.DOTALL)
+RAISED = re.compile(
+    r"device_ids.*(cpu|gpu|module|device)|output_device.*(cpu|gpu|module)|invalid device ordinal", re.IGNORECASE | re.DOTALL
+)
 
 
 class DeviceIdsMismatch(Check):
@@ -48,7 +50,11 @@ class DeviceIdsMismatch(Check):
             event = min((e for _, e in raised), key=lambda e: e.t_ns)
             text = str(event["message"])
             on_cpu = "device(type='cpu')" in text or "cpu" in text.lower()
-            message = "DistributedDataParallel was given device_ids for a module on the CPU" if on_cpu else f"DistributedDataParallel refused its device_ids: {text[:160]}"
+            message = (
+                "DistributedDataParallel was given device_ids for a module on the CPU"
+                if on_cpu
+                else f"DistributedDataParallel refused its device_ids: {text[:160]}"
+            )
             notes = [text.splitlines()[0][:400]] if text else []
             ranks = sorted({rank for rank, _ in raised})
         else:

@@ -4,7 +4,8 @@ What it does
     Compares (host, UUID of the current device) over the ranks. Equal for two ranks although the host has a GPU for each is an error.
 
 Why it is bad
-    All models, batches and contexts pile up on one device, which runs out of memory or shares its time, and NCCL refuses two ranks on one GPU or hangs.
+    All models, batches and contexts pile up on one device, which runs out of memory or shares its time, and NCCL refuses two ranks on one
+    GPU or hangs.
 
 Wrong
     device = torch.device("cuda")                       # device 0 on every rank

@@ -4,8 +4,8 @@ What it does
     Names the rank and the line at which "device-side assert triggered" surfaced, and what the kernel printed. An error.
 
 Why it is bad
-    Kernels run later than the line that launched them: the traceback shows some innocent line after it, and the context of this process is lost, so
-    nothing more can be computed or inspected.
+    Kernels run later than the line that launched them: the traceback shows some innocent line after it, and the context of this process
+    is lost, so nothing more can be computed or inspected.
 
 Wrong
     reading the traceback as it stands
@@ -14,7 +14,8 @@ Right
     CUDA_LAUNCH_BLOCKING=1 python train.py        # the traceback then names the line
 
 Known limits
-    Without CUDA_LAUNCH_BLOCKING the line is where it surfaced. Where the kernel's own words tell an index out of range, OPT118 takes its place.
+    Without CUDA_LAUNCH_BLOCKING the line is where it surfaced. Where the kernel's own words tell an index out of range, OPT118 takes its
+    place.
 """
 
 from __future__ import annotations

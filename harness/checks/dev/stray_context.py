@@ -43,8 +43,9 @@ class StrayContext(Check):
         others = sorted(set(first.contexts) - {first.current})
         call = tables.chosen_at(first)
         ranks = [one.rank for one in stray]
+        alone = len(ranks) == 1
         yield self.finding(
-            f"{blame.plural(ranks)} hold{'s' if len(ranks) == 1 else ''} a context on device {others[0]} beside {'its' if len(ranks) == 1 else 'their'} own",
+            f"{blame.plural(ranks)} hold{'s' if alone else ''} a context on device {others[0]} beside {'its' if alone else 'their'} own",
             where=call.where if call is not None else None,
             ranks=ranks,
             notes=[f"rank {one.rank}: device {one.current}, contexts on {list(one.contexts)}" for one in stray[:8]] + tables.note(found),

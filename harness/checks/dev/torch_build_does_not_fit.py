@@ -1,11 +1,12 @@
 """DEV106 torch-build-does-not-fit: this torch cannot use this machine's GPU as it should.
 
 What it does
-    Looks once at each rank's environment: a CPU build of torch beside a GPU driver, a GPU whose compute capability the build has no code for, cuDNN
-    switched off. A warning where the run was to use a GPU, else advice.
+    Looks once at each rank's environment: a CPU build of torch beside a GPU driver, a GPU whose compute capability the build has no code
+    for, cuDNN switched off. A warning where the run was to use a GPU, else advice.
 
 Why it is bad
-    A CPU build falls back to the CPU without a word, 10 to 100 times slower. An unknown architecture fails late ("no kernel image is available").
+    A CPU build falls back to the CPU without a word, 10 to 100 times slower. An unknown architecture fails late ("no kernel image is
+    available").
 
 Wrong
     pip install torch --index-url https://download.pytorch.org/whl/cpu     # on a GPU machine
@@ -50,7 +51,10 @@ class TorchBuildDoesNotFit(Check):
             return "a CPU build of torch on a machine with a GPU driver", "install a CUDA build of torch; see the selector on pytorch.org"
         capability, arches = str(event["capability"] or ""), event["arch_list"]
         if capability and isinstance(arches, list) and arches and not _has_code(capability, [str(a) for a in arches]):
-            return f"the GPU has compute capability {capability}, torch was built for {', '.join(map(str, arches))}", "install a build of torch for this GPU"
+            return (
+                f"the GPU has compute capability {capability}, torch was built for {', '.join(map(str, arches))}",
+                "install a build of torch for this GPU",
+            )
         if event["uuid"] and event["cudnn"] is False:
             return "cuDNN is switched off", "remove `torch.backends.cudnn.enabled = False`"
         return "", ""

@@ -1,12 +1,12 @@
 """DEV105 wrap-before-move: the optimizer was built, or the model wrapped, before the model was moved or materialised.
 
 What it does
-    A later `.to(...)`, `.cuda()` or `.to_empty(...)` replaced parameters that a living optimizer holds, or moved a wrapped module to another
-    device. An error.
+    A later `.to(...)`, `.cuda()` or `.to_empty(...)` replaced parameters that a living optimizer holds, or moved a wrapped module to
+    another device. An error.
 
 Why it is bad
-    The optimizer goes on with the old parameters (those on the meta device, for instance), which no forward uses: the loss stays flat. A wrapped module's
-    hooks sit on gradient accumulators that no longer exist: replicas drift apart. Nothing is said in either case.
+    The optimizer goes on with the old parameters (those on the meta device, for instance), which no forward uses: the loss stays flat. A
+    wrapped module's hooks sit on gradient accumulators that no longer exist: replicas drift apart. Nothing is said in either case.
 
 Wrong
     optimizer = AdamW(model.parameters())
@@ -17,7 +17,8 @@ Right
     optimizer = AdamW(model.parameters())
 
 Known limits
-    `.to(device)` keeps Parameter objects in current torch and is healthy after an optimizer was built, as long as nothing was stepped before.
+    `.to(device)` keeps Parameter objects in current torch and is healthy after an optimizer was built, as long as nothing was stepped
+    before.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class WrapBeforeMove(Check):
         if event["replaced"]:
             message = f"{event['replaced']} parameters that {held} holds were replaced by a later move of {event['module']}"
         else:
-            message = f"{event['module']} was moved from {_list(event['from_devices'])} to {_list(event['to_devices'])} after {held} took its parameters"
+            message = f"{event['module']} was moved from {_list(event['from_devices'])} to {_list(event['to_devices'])} "
+            f"after {held} took its parameters"
         yield self.finding(
             message,
             where=event.where,

@@ -1,11 +1,12 @@
 """HNG103 collectives-do-not-match: ranks wait in different collectives.
 
 What it does
-    In a run that stands still, at least two ranks wait for each other in calls that cannot meet: another operation, or the same one at another line.
-    An error.
+    In a run that stands still, at least two ranks wait for each other in calls that cannot meet: another operation, or the same one at
+    another line. An error.
 
 Why it is bad
-    A collective ends when all ranks have called it. Ranks that took different branches wait for ever, each for the call that the other skipped.
+    A collective ends when all ranks have called it. Ranks that took different branches wait for ever, each for the call that the other
+    skipped.
 
 Wrong
     if rank == 0:
@@ -15,7 +16,8 @@ Right
     dist.broadcast(stats, src=0)          # on every rank
 
 Known limits
-    Says where the ranks are, not why they parted. The cause may lie earlier: batches that differ in number, a decision that each rank takes alone.
+    Says where the ranks are, not why they parted. The cause may lie earlier: batches that differ in number, a decision that each rank
+    takes alone.
 """
 
 from __future__ import annotations
@@ -46,5 +48,6 @@ class CollectivesDoNotMatch(Check):
             where=odd.where,
             ranks=[w.rank for w in waiting],
             notes=waits.notes(found),
-            help="make every rank call the same collectives in the same order: take this call out of the branch, or add it to the other one",
+            help="make every rank call the same collectives in the same order: take this call out of the branch, or add it "
+            "to the other one",
         )

@@ -4,8 +4,8 @@ What it does
     One rank left with exit code 0, the others wait in a collective or lost the connection to it. An error, at the line that waits.
 
 Why it is bad
-    The rank that fails in the log ("connection closed by peer") is the healthy one. The one that left early, because its data ran out or because it
-    returned, says nothing.
+    The rank that fails in the log ("connection closed by peer") is the healthy one. The one that left early, because its data ran out or
+    because it returned, says nothing.
 
 Wrong
     if rank != 0:

@@ -4,8 +4,8 @@ What it does
     In a run that stands still, a rank is inside the data loader and the loader has worker processes. An error.
 
 Why it is bad
-    Workers are forked: a lock that another thread of the parent held at that moment (a thread pool, a logger, an open database) stays locked in the child
-    for ever. All other ranks wait in their next collective and look guilty.
+    Workers are forked: a lock that another thread of the parent held at that moment (a thread pool, a logger, an open database) stays
+    locked in the child for ever. All other ranks wait in their next collective and look guilty.
 
 Wrong
     cv2.setNumThreads(8)                                 # or a global h5py file, a connection, a thread pool
@@ -49,6 +49,7 @@ class DeadlockedWorker(Check):
                     where=wait.where or loaders[-1].where,
                     ranks=[w.rank for w in stuck],
                     notes=[waits.describe(found), *waits.notes(found)],
-                    help='use num_workers=0 to see the error, then `multiprocessing_context="spawn"`, or open files and thread pools in worker_init_fn',
+                    help='use num_workers=0 to see the error, then `multiprocessing_context="spawn"`, or open files and '
+                    "thread pools in worker_init_fn",
                 )
                 return

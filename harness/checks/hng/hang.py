@@ -1,8 +1,8 @@
 """HNG101 hang: the run stands still.
 
 What it does
-    When nothing moves any more, the stacks of all ranks are taken before they are ended. The finding says what each rank waits in and where. An
-    error. More specific codes of this family and of others take its place where the cause is known.
+    When nothing moves any more, the stacks of all ranks are taken before they are ended. The finding says what each rank waits in and
+    where. An error. More specific codes of this family and of others take its place where the cause is known.
 
 Why it is bad
     A hung job holds its machines until somebody looks, and the logs say nothing: the last lines printed are healthy.

@@ -1,8 +1,8 @@
 """HNG104 missing-peer-at-start: ranks wait in init_process_group for others that do not come.
 
 What it does
-    In a run that stands still, some ranks are inside init_process_group. The finding names the ranks that are missing and what they do instead. An
-    error.
+    In a run that stands still, some ranks are inside init_process_group. The finding names the ranks that are missing and what they do
+    instead. An error.
 
 Why it is bad
     The default patience of torch is 10 to 30 minutes, and its message names no rank.

@@ -1,4 +1,5 @@
-"""Where each rank stood when nothing moved any more: from the probe's own notes of standstill, the stacks that were asked for, or the last collective."""
+"""Where each rank stood when nothing moved any more: from the probe's own notes of standstill, the stacks that were asked for, or the
+last collective."""
 
 from __future__ import annotations
 
@@ -15,11 +16,17 @@ from harness.record import Event, Recording, Run, where_of
 LOCAL = ("", "data")  # what a rank does alone
 NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|_harness_probe|/harness/(probe|launch)/")
 WAITING_FUNCTIONS = {
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter", "reduce_scatter_tensor", "all_to_all",
-    "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "recv", "send",
-    "init_process_group", "destroy_process_group", "_engine_run_backward", "_verify_param_shape_across_processes",
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
+    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
+    "broadcast_object_list", "scatter_object_list", "recv", "send", "init_process_group", "destroy_process_group", "_engine_run_backward",
+    "_verify_param_shape_across_processes",
 }  # fmt: skip
-NAMES = {"_engine_run_backward": "backward", "init_process_group": "init", "destroy_process_group": "destroy", "_verify_param_shape_across_processes": "ddp_init"}
+NAMES = {
+    "_engine_run_backward": "backward",
+    "init_process_group": "init",
+    "destroy_process_group": "destroy",
+    "_verify_param_shape_across_processes": "ddp_init",
+}
 
 
 @dataclass(frozen=True)
@@ -176,7 +183,12 @@ def describe(found: Sequence[Wait]) -> str:
         groups.setdefault(wait.sentence, []).append(wait.rank)
     parts = []
     for sentence, ranks in sorted(groups.items(), key=lambda item: item[1]):
-        many = sentence.replace("waits", "wait", 1).replace("is at", "are at", 1).replace("has ended", "have ended", 1).replace("its data", "their data", 1)
+        many = (
+            sentence.replace("waits", "wait", 1)
+            .replace("is at", "are at", 1)
+            .replace("has ended", "have ended", 1)
+            .replace("its data", "their data", 1)
+        )
         parts.append(f"{blame.plural(ranks)} {sentence if len(ranks) == 1 else many}")
     return "; ".join(parts)
 

@@ -1,7 +1,7 @@
 """Who failed, and who only fell with the others. The launcher blames whoever it saw first, in most runs a victim.
 
-A rank is a *victim* where its exception says that a peer went away (connection closed, reset, broken pipe, timeout inside a collective), *torn down*
-where we ended it. What is left are the culprits, the earliest first.
+A rank is a *victim* where its exception says that a peer went away (connection closed, reset, broken pipe, timeout inside a collective),
+*torn down* where we ended it. What is left are the culprits, the earliest first.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from harness.probe import protocol
 from harness.record import Event, Recording, Run
 
 PEER_GONE = re.compile(
-    r"connection closed by peer|connection reset by peer|broken pipe|socket closed|timed out waiting \d+ ?ms for (recv|send)|connection was likely closed"
-    r"|application timeout caused pair closure|remote process (has )?exited|broken connection|connection refused.*(remote|peer)|unbound buffer"
+    r"connection closed by peer|connection reset by peer|broken pipe|socket closed|timed out waiting \d+ ?ms for (recv|send)"
+    r"|connection was likely closed"
+    r"|application timeout caused pair closure|remote process (has )?exited|broken connection|connection refused.*(remote|peer)"
+    r"|unbound buffer"
     r"|\[[^\]]*gloo/transport/tcp/[^\]]*\].*(closed|reset|timed out|timeout)|ncclremoteerror|watchdog caught collective operation timeout"
     r"|failed to recv, got 0 bytes|recvvalue failed|sendbytes failed|recvbytes failed|the client socket has (failed|timed out)"
     r"|nccl communicator was aborted|monitoredbarrier",
@@ -92,7 +94,9 @@ def falls(run: Run) -> list[Fall]:
         if ended.code < 0:
             victim = bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-8000:])) or (known is not None and known.victim)
             if known is None or known.victim:
-                found[ended.rank] = Fall(ended.rank, ended.time_ns, "signal", victim or ended.code == -signal.SIGTERM, known.event if known else None, ended)
+                found[ended.rank] = Fall(
+                    ended.rank, ended.time_ns, "signal", victim or ended.code == -signal.SIGTERM, known.event if known else None, ended
+                )
         else:
             victim = ended.code in SIGNAL_EXITS or bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-4000:]))
             found[ended.rank] = Fall(ended.rank, ended.time_ns, "exit", victim, None, ended)

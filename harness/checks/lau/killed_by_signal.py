@@ -1,12 +1,12 @@
 """LAU102 killed-by-signal: a rank was ended by a signal that the launcher did not send.
 
 What it does
-    Looks at how each rank ended. SIGSEGV, SIGABRT, SIGBUS and the like come from native code, SIGKILL from outside. The line is that of the
-    Python frame in which it died, where the rank could still write it. An error.
+    Looks at how each rank ended. SIGSEGV, SIGABRT, SIGBUS and the like come from native code, SIGKILL from outside. The line is that of
+    the Python frame in which it died, where the rank could still write it. An error.
 
 Why it is bad
-    There is no traceback: torchrun prints "Signal 6 (SIGABRT)" and the line is lost. An abort in gloo means in most cases that the ranks did not pass
-    the same sizes to a collective.
+    There is no traceback: torchrun prints "Signal 6 (SIGABRT)" and the line is lost. An abort in gloo means in most cases that the ranks
+    did not pass the same sizes to a collective.
 
 Wrong
     if p.grad is not None:
@@ -33,7 +33,10 @@ from harness.record import Run
 
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
 NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|/harness/(probe|launch)/|_harness_probe|^<")
-SAID = re.compile(r"(terminate called after throwing.*|what\(\):.*|.*(Check failed|Assertion).*|.*EnforceNotMet.*|.*op\.preamble\.length.*)", re.IGNORECASE)
+SAID = re.compile(
+    r"(terminate called after throwing.*|what\(\):.*|.*(Check failed|Assertion).*|.*EnforceNotMet.*|.*op\.preamble\.length.*)",
+    re.IGNORECASE,
+)
 
 
 def dying_frame(log: str) -> Where | None:
@@ -69,7 +72,9 @@ class KilledBySignal(Check):
         said = SAID.findall(log[-8000:])
         notes = [*(f"it said: {said[-1][0].strip()[:300]}" for _ in said[:1]), *blame.others(run, fall)]
         if number == signal.SIGKILL:
-            notes.append("the kernel counted no out-of-memory kill while it ran" if oom.watched(run) else "whether memory ran out is not known")
+            notes.append(
+                "the kernel counted no out-of-memory kill while it ran" if oom.watched(run) else "whether memory ran out is not known"
+            )
         yield self.finding(
             f"rank {fall.rank} was killed by {name}",
             where=dying_frame(log) or fall.where,

@@ -4,7 +4,8 @@ What it does
     After the ranks have ended, the supervisor looks for processes, ports and shared memory of the run that are still there. A warning.
 
 Why it is bad
-    A process that outlives its rank holds memory, a GPU and the port that the next run wants. Segments in /dev/shm stay until the machine restarts.
+    A process that outlives its rank holds memory, a GPU and the port that the next run wants. Segments in /dev/shm stay until the machine
+    restarts.
 
 Wrong
     worker = mp.Process(target=prefetch)

@@ -1,12 +1,12 @@
 """LAU112 local-rank-argument: the script expects `--local-rank` from the launcher, which no longer passes it.
 
 What it does
-    The script declares --local-rank (or --local_rank), the launcher did not pass it, its default is not this rank's LOCAL_RANK, and harm shows: no
-    process group although several ranks were started, or ranks that share a device. An error.
+    The script declares --local-rank (or --local_rank), the launcher did not pass it, its default is not this rank's LOCAL_RANK, and harm
+    shows: no process group although several ranks were started, or ranks that share a device. An error.
 
 Why it is bad
-    `python -m torch.distributed.launch` passed the argument; torchrun sets LOCAL_RANK in the environment instead. The default -1 switches the
-    distributed mode off on every rank, the default 0 puts all ranks on GPU 0. Nothing says so.
+    `python -m torch.distributed.launch` passed the argument; torchrun sets LOCAL_RANK in the environment instead. The default -1 switches
+    the distributed mode off on every rank, the default 0 puts all ranks on GPU 0. Nothing says so.
 
 Wrong
     parser.add_argument("--local-rank", type=int, default=-1)

@@ -1,12 +1,12 @@
 """LAU111 no-process-group: several ranks train, and none of them joined a process group.
 
 What it does
-    The launcher started more than one rank, every rank took optimizer steps, and no rank called init_process_group. An error; advice where the
-    ranks clearly do different work (other learning rates or other models), as in a search over settings.
+    The launcher started more than one rank, every rank took optimizer steps, and no rank called init_process_group. An error; advice
+    where the ranks clearly do different work (other learning rates or other models), as in a search over settings.
 
 Why it is bad
-    Nothing is averaged: N processes train N models on the same data and write the same files. It costs N times the machine and gives the result of
-    one process.
+    Nothing is averaged: N processes train N models on the same data and write the same files. It costs N times the machine and gives the
+    result of one process.
 
 Wrong
     torchrun --nproc-per-node 8 train.py      # train.py never calls dist.init_process_group
@@ -51,8 +51,12 @@ class NoProcessGroup(Check):
             where=_where(trained[0][1]),
             ranks=ranks,
             severity=Severity.ADVICE if differ else None,
-            notes=[f"WORLD_SIZE is {run.plan.world_size}, init_process_group was never called", *([f"the ranks differ in {differ}"] if differ else [])],
-            help="call `dist.init_process_group(backend)` before the model is made and wrap it in DistributedDataParallel, or start one process",
+            notes=[
+                f"WORLD_SIZE is {run.plan.world_size}, init_process_group was never called",
+                *([f"the ranks differ in {differ}"] if differ else []),
+            ],
+            help="call `dist.init_process_group(backend)` before the model is made and wrap it in DistributedDataParallel, "
+            "or start one process",
         )
 
 

@@ -1,4 +1,5 @@
-"""Whether a SIGKILL came from the kernel for want of memory: what the ranks' probes saw of the kernel's counters, and what the logs say."""
+"""Whether a SIGKILL came from the kernel for want of memory: what the ranks' probes saw of the kernel's counters, and what the logs
+say."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """LAU103 out-of-memory-kill: the kernel ended a rank because memory ran out.
 
 What it does
-    A rank ended by SIGKILL that we did not send, and the kernel's counter of out-of-memory kills (of the control group or the host) rose while
-    another rank looked on, or the output says so. An error.
+    A rank ended by SIGKILL that we did not send, and the kernel's counter of out-of-memory kills (of the control group or the host) rose
+    while another rank looked on, or the output says so. An error.
 
 Why it is bad
-    SIGKILL leaves no traceback; the other ranks report lost connections or hang. Host memory is shared by all ranks of a node and by their loader
-    workers: N ranks with W workers each hold N x (W + 1) copies of what a worker loads.
+    SIGKILL leaves no traceback; the other ranks report lost connections or hang. Host memory is shared by all ranks of a node and by
+    their loader workers: N ranks with W workers each hold N x (W + 1) copies of what a worker loads.
 
 Wrong
     dataset = [load(path) for path in paths]      # whole, in every rank and worker
@@ -15,7 +15,8 @@ Right
     class Lazy(Dataset): ...                      # load in __getitem__, or map one file that all processes share
 
 Known limits
-    Needs a rank on the same host that outlives the killed one by a second. Without that it is LAU102, which says that memory is one possible reason.
+    Needs a rank on the same host that outlives the killed one by a second. Without that it is LAU102, which says that memory is one
+    possible reason.
 """
 
 from __future__ import annotations
@@ -49,5 +50,6 @@ class OutOfMemoryKill(Check):
             where=fall.where,
             ranks=[fall.rank],
             notes=[evidence, *blame.others(run, fall)],
-            help="lower what each process holds: fewer loader workers, a lazy dataset, a smaller batch; see the memory findings and figures",
+            help="lower what each process holds: fewer loader workers, a lazy dataset, a smaller batch; see the memory "
+            "findings and figures",
         )

@@ -1,12 +1,12 @@
 """LAU101 rank-failed: a rank ended with an exception or a non-zero exit code.
 
 What it does
-    Takes the failures that each rank wrote where the exception was raised, before any clean-up, and blames the earliest that is not the mere
-    consequence of another rank's end. An error: the training did not finish.
+    Takes the failures that each rank wrote where the exception was raised, before any clean-up, and blames the earliest that is not the
+    mere consequence of another rank's end. An error: the training did not finish.
 
 Why it is bad
-    When one rank fails, the others lose their connection and fail too, often earlier in the launcher's eyes. Its "root cause" then names a victim,
-    and the search begins at the wrong line.
+    When one rank fails, the others lose their connection and fail too, often earlier in the launcher's eyes. Its "root cause" then names
+    a victim, and the search begins at the wrong line.
 
 Wrong
     x = batch["image"]       # KeyError on rank 1 only; rank 0 dies of "connection closed by peer"

@@ -7,8 +7,9 @@ import re
 from harness.record import Event, Recording, Run
 
 FAILED = re.compile(
-    r"address already in use|EADDRINUSE|DistNetworkError|DistStoreError|failed to (connect|bind|listen)|no route to host|name or service not known"
-    r"|temporary failure in name resolution|getaddrinfo|gaierror|connection refused|timed out after \d+.*(waiting for clients|clients joined)|rendezvous"
+    r"address already in use|EADDRINUSE|DistNetworkError|DistStoreError|failed to (connect|bind|listen)|no route to host"
+    r"|name or service not known"
+    r"|temporary failure in name resolution|getaddrinfo|gaierror|connection refused|timed out after \d+.*clients|rendezvous"
     r"|environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected|unable to (resolve|find address|connect)|socket timeout"
     r"|wait timeout|ifname|invalid port|connection timed out",
     re.IGNORECASE | re.DOTALL,

@@ -5,8 +5,8 @@ What it does
     the other ranks timed out. An error, at the call, with address and port as the rank had them.
 
 Why it is bad
-    The message of torch names a socket, not the setting that is wrong. A port that is taken belongs in most cases to an earlier run, or to a second
-    rank that believes to be rank 0.
+    The message of torch names a socket, not the setting that is wrong. A port that is taken belongs in most cases to an earlier run, or
+    to a second rank that believes to be rank 0.
 
 Wrong
     os.environ["MASTER_PORT"] = "29500"      # two jobs on one machine
@@ -98,4 +98,8 @@ def _address(recording: Recording) -> str:
         return "address unknown"
     event = calls[-1]
     method = event["method"]
-    return f"init_method {method}" if method and method != "env://" else f"MASTER_ADDR {event['address'] or 'unset'}, MASTER_PORT {event['port'] or 'unset'}"
+    return (
+        f"init_method {method}"
+        if method and method != "env://"
+        else f"MASTER_ADDR {event['address'] or 'unset'}, MASTER_PORT {event['port'] or 'unset'}"
+    )

@@ -5,8 +5,8 @@ What it does
     that moment. An error.
 
 Why it is bad
-    Two rank 0 want to listen on one port: torch says "address already in use", which sends the search to the network. Or the group waits for a rank
-    that never comes.
+    Two rank 0 want to listen on one port: torch says "address already in use", which sends the search to the network. Or the group waits
+    for a rank that never comes.
 
 Wrong
     dist.init_process_group("nccl", rank=int(os.environ.get("SLURM_NODEID", 0)), world_size=world)

@@ -4,7 +4,8 @@ What it does
     Compares the torch version that the ranks imported with the oldest and the newest one that the harness was tried with. Advice.
 
 Why it is bad
-    The probe hooks functions of torch that change between versions. With an untested one a sensor may be silent, so a clean verdict says less.
+    The probe hooks functions of torch that change between versions. With an untested one a sensor may be silent, so a clean verdict says
+    less.
 
 Wrong
     torch 2.3 under this harness

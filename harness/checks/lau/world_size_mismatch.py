@@ -1,8 +1,8 @@
 """LAU110 world-size-mismatch: the process group does not have the size that the launcher started.
 
 What it does
-    Compares the world that the launcher started with the world_size that init_process_group is asked for, and with the group that came of it.
-    An error.
+    Compares the world that the launcher started with the world_size that init_process_group is asked for, and with the group that came of
+    it. An error.
 
 Why it is bad
     Asked for more than there are, init_process_group waits for ranks that nobody starts. Asked for one on every rank, each trains alone: N
@@ -52,7 +52,9 @@ class WorldSizeMismatch(Check):
         if size == 1:
             message = f"every rank made a group of 1 process: {launched} independent trainings where the launcher started {launched} ranks"
         elif size > launched:
-            message = f"init_process_group asks for {size} processes, the launcher started {launched}: it waits for ranks that nobody starts"
+            message = (
+                f"init_process_group asks for {size} processes, the launcher started {launched}: it waits for ranks that nobody starts"
+            )
         else:
             message = f"the process group has {size} ranks, the launcher started {launched}"
         yield self.finding(

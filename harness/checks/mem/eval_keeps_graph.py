@@ -1,8 +1,8 @@
 """MEM102 eval-keeps-graph: an evaluation runs with gradients on, and what it keeps holds the graph of every batch.
 
 What it does
-    Counts, while a model is in eval mode, the graphs that its forwards make and that stay alive. As many as there were batches is a warning, at the
-    forward. Graphs that a later backward uses were kept on purpose and are not counted.
+    Counts, while a model is in eval mode, the graphs that its forwards make and that stay alive. As many as there were batches is a
+    warning, at the forward. Graphs that a later backward uses were kept on purpose and are not counted.
 
 Why it is bad
     Without a backward nothing frees the activations: the whole test set's activations are in memory at the end of the loop.
@@ -48,7 +48,12 @@ class EvalKeepsGraph(Check):
             rank, _, event = max(kept, key=lambda item: item[2]["peak"])
             yield self._finding(event, event["peak"], event["forwards"], sorted({k[0] for k in kept}), rank)
             return
-        open_ended = [(rank, e) for rank, r in _all(run) for e in r.of("graphs") if e["mode"] == "eval" and _alive(e) >= 32 and not r.of("eval_graphs")]
+        open_ended = [
+            (rank, e)
+            for rank, r in _all(run)
+            for e in r.of("graphs")
+            if e["mode"] == "eval" and _alive(e) >= 32 and not r.of("eval_graphs")
+        ]
         if open_ended:
             rank, event = max(open_ended, key=lambda item: _alive(item[1]))
             yield self._finding(event, _alive(event), None, sorted({k[0] for k in open_ended}), rank)

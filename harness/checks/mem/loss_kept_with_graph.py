@@ -1,12 +1,12 @@
 """MEM101 loss-kept-with-graph: losses or outputs of earlier steps are kept together with their autograd graphs.
 
 What it does
-    Counts the autograd graphs of earlier steps that are still alive. A number that climbs step by step is a warning, at the statement that keeps
-    them where the source shows it, else at the backward.
+    Counts the autograd graphs of earlier steps that are still alive. A number that climbs step by step is a warning, at the statement
+    that keeps them where the source shows it, else at the backward.
 
 Why it is bad
-    A loss is the last node of its graph. Keeping it keeps every node, some kilobytes a step after backward, all activations where no backward followed.
-    Memory climbs until the process is killed, hours later.
+    A loss is the last node of its graph. Keeping it keeps every node, some kilobytes a step after backward, all activations where no
+    backward followed. Memory climbs until the process is killed, hours later.
 
 Wrong
     losses.append(loss)
@@ -22,6 +22,7 @@ Known limits
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
@@ -55,7 +56,10 @@ class LossKeptWithGraph(Check):
             where=_keeper(recording),
             ranks=sorted({rank for rank, _, _ in climbing}),
             severity=Severity.ADVICE if plateau else None,
-            notes=[f"rank {rank}: {from_num} graphs alive at step {first}, {to_num} at step {last}", *(["then the number stays"] if plateau else [])],
+            notes=[
+                f"rank {rank}: {from_num} graphs alive at step {first}, {to_num} at step {last}",
+                *(["then the number stays"] if plateau else []),
+            ],
             help="keep `loss.detach()` for a tensor or `loss.item()` for a number",
         )
 
@@ -93,7 +97,7 @@ def _even(alive: list[int], start: int, end: int) -> bool:
     """Each quarter of the stretch adds its part."""
     quarter = max(1, (end - start) // 4)
     marks = [alive[min(end, start + i * quarter)] for i in range(5)]
-    return all(b - a >= (alive[end] - alive[start]) / 12 for a, b in zip(marks, marks[1:], strict=False))
+    return all(b - a >= (alive[end] - alive[start]) / 12 for a, b in itertools.pairwise(marks))
 
 
 def _levels_off(recording: Recording, last: int, num: int) -> bool:

@@ -1,11 +1,11 @@
 """MEM103 memory-grows: memory climbs steadily while training goes on.
 
 What it does
-    Looks at resident memory (CUDA: allocated memory) at the end of every step after a warm-up of a fifth of the run and of the first pass over the
-    data (which may fill a cache). The rest is cut into 8 blocks; the
-    slope is the median of all slopes between the blocks' medians (Theil-Sen), its uncertainty half of their middle range. It grows where nearly every block
-    is above the one before, the second half still grows, the slope is more than twice its uncertainty, and the sum is over 20 MB. A warning from 50
-    steps and 1 second of training on, if at the present rate 10,000 steps took more than 1 GB; else advice.
+    Looks at resident memory (CUDA: allocated memory) at the end of every step after a warm-up of a fifth of the run and of the first pass
+    over the data (which may fill a cache). The rest is cut into 8 blocks; the slope is the median of all slopes between the blocks'
+    medians (Theil-Sen), its uncertainty half of their middle range. It grows where nearly every block is above the one before, the second
+    half still grows, the slope is more than twice its uncertainty, and the sum is over 20 MB. A warning from 50 steps and 1 second of
+    training on, if at the present rate 10,000 steps took more than 1 GB; else advice.
 
 Why it is bad
     A list that is never emptied, a cache without a bound, tensors kept "for later": nothing fails until the kernel ends the process.
@@ -18,8 +18,8 @@ Right
     deque(maxlen=100)
 
 Known limits
-    Needs 50 steps; shorter runs are inconclusive. A run that ends within its first pass over the data gives advice only. Pages of mapped files do not count. Which line allocates is a sample (10 a second), so the place is likely,
-    not certain.
+    Needs 50 steps; shorter runs are inconclusive. A run that ends within its first pass over the data gives advice only. Pages of mapped
+    files do not count. Which line allocates is a sample (10 a second), so the place is likely, not certain.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class MemoryGrows(Check):
                 f"{trend.rising} of {trend.num_blocks - 1} blocks higher than the one before",
                 *([f"{share:.0%} of the growth seen by sampling was on this line"] if place is not None else []),
             ],
-            help="look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or clear it every epoch",
+            help="look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or "
+            "clear it every epoch",
         )
 
 
@@ -106,7 +107,9 @@ def _beyond_first_pass(recording: Recording) -> bool:
 
 def _anonymous(recording: Recording, grown: float) -> bool:
     """Whether the process's own pages grew as well, not only those of mapped files; true where no samples tell."""
-    samples = [s for e in recording.of("rss") if isinstance(e["samples"], list) for s in e["samples"] if isinstance(s, list) and len(s) == 3]
+    samples = [
+        s for e in recording.of("rss") if isinstance(e["samples"], list) for s in e["samples"] if isinstance(s, list) and len(s) == 3
+    ]
     begun = recording.row(0).t_ns
     own = [s[1] - s[2] for s in samples if s[0] >= begun]
     return len(own) < 4 or max(own) - own[0] >= 0.5 * grown

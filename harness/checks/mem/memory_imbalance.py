@@ -1,12 +1,12 @@
 """MEM104 memory-imbalance: one rank needs far more memory than the others.
 
 What it does
-    Compares the peak of each rank (CUDA: allocated memory; else resident memory) with the median of all. At least 256 MB and 1.5 times more is a
-    warning, at least 128 MB and 1.3 times more is advice.
+    Compares the peak of each rank (CUDA: allocated memory; else resident memory) with the median of all. At least 256 MB and 1.5 times
+    more is a warning, at least 128 MB and 1.3 times more is advice.
 
 Why it is bad
-    The largest rank decides what fits: the others leave that memory unused. On rank 0 it is often the whole data set, gathered outputs, or other ranks'
-    checkpoints loaded onto its device.
+    The largest rank decides what fits: the others leave that memory unused. On rank 0 it is often the whole data set, gathered outputs,
+    or other ranks' checkpoints loaded onto its device.
 
 Wrong
     everything = load_all() if rank == 0 else None      # kept for ever
@@ -63,7 +63,13 @@ def peak_bytes(recording: Recording) -> int:
     if any(cuda):
         return max(cuda)
     rows = max(series.numbers(recording, "rss_bytes")[1], default=0)
-    samples: list[int] = [s[1] for e in recording.of("rss") if isinstance(e["samples"], list) for s in e["samples"] if isinstance(s, list) and len(s) > 1 and isinstance(s[1], int)]
+    samples: list[int] = [
+        s[1]
+        for e in recording.of("rss")
+        if isinstance(e["samples"], list)
+        for s in e["samples"]
+        if isinstance(s, list) and len(s) > 1 and isinstance(s[1], int)
+    ]
     return max([rows, *samples])
 
 

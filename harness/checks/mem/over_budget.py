@@ -1,7 +1,8 @@
 """MEM105 over-budget: a rank needs more memory than the user allows.
 
 What it does
-    Compares the peak of each rank (CUDA: allocated memory; else resident memory) with the budget of the run. An error, since the user set the limit.
+    Compares the peak of each rank (CUDA: allocated memory; else resident memory) with the budget of the run. An error, since the user set
+    the limit.
 
 Why it is bad
     The budget stands for the machine on which the training will run.

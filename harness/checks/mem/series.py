@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,13 +51,16 @@ def trend(steps: Sequence[int], values: Sequence[float]) -> Trend | None:
     medians = [statistics.median(values[a:b]) for a, b in bounds]
     middles = [statistics.fmean(steps[a:b]) for a, b in bounds]
     slopes = sorted(
-        (medians[j] - medians[i]) / (middles[j] - middles[i]) for i in range(BLOCKS) for j in range(i + 1, BLOCKS) if middles[j] > middles[i]
+        (medians[j] - medians[i]) / (middles[j] - middles[i])
+        for i in range(BLOCKS)
+        for j in range(i + 1, BLOCKS)
+        if middles[j] > middles[i]
     )
     if not slopes:
         return None
     quarter = len(slopes) // 4
     growth = medians[-1] - medians[0]
     half = medians[-1] - statistics.fmean(medians[BLOCKS // 2 - 1 : BLOCKS // 2 + 1])
-    rising = sum(b > a for a, b in zip(medians, medians[1:], strict=False))
+    rising = sum(b > a for a, b in itertools.pairwise(medians))
     error = (slopes[-1 - quarter] - slopes[quarter]) / 2
     return Trend(growth, statistics.median(slopes), error, rising, BLOCKS, half / growth if growth > 0 else 0.0)

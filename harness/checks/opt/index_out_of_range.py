@@ -1,11 +1,13 @@
 """OPT118 index-out-of-range: a label or an index is outside of what it indexes.
 
 What it does
-    Recognises the failure by torch's own words on CPU ("Target 10 is out of bounds", "index out of range in self", "index 7 is out of bounds for dimension
-    0 with size 5") and on GPUs by what the kernel printed, and names the value, the range and the user's line. An error.
+    Recognises the failure by torch's own words on CPU ("Target 10 is out of bounds", "index out of range in self", "index 7 is
+    out of bounds for dimension 0 with size 5") and on GPUs by what the kernel printed, and names the value, the range and the
+    user's line. An error.
 
 Why it is bad
-    On a GPU the same mistake is a device-side assert at a later line, the context is lost, and the other ranks hang in their next collective.
+    On a GPU the same mistake is a device-side assert at a later line, the context is lost, and the other ranks hang in their next
+    collective.
 
 Wrong
     labels = frame["class"].values             # 1..10 for nn.Linear(64, 10)
@@ -32,7 +34,9 @@ from harness.record import Event, Run
 TARGET = re.compile(r"Target (-?\d+) is out of bounds")
 INDEX = re.compile(r"index (-?\d+) is out of (?:bounds|range) for (?:dimension|axis) (\d+) with size (\d+)")
 OTHERS = re.compile(
-    r"index out of range in self|Class values must be (smaller|non-negative)|index out of bounds|Index tensor.*out of bounds|srcIndex < srcSelectDimSize", re.IGNORECASE
+    r"index out of range in self|Class values must be (smaller|non-negative)|index out of bounds|Index tensor.*out of bounds"
+    r"|srcIndex < srcSelectDimSize",
+    re.IGNORECASE,
 )
 KERNEL = re.compile(r"Assertion `([^`]*(?:n_classes|srcSelectDimSize|index|idx|ind)[^`]*)` failed", re.IGNORECASE)
 
@@ -56,7 +60,8 @@ class IndexOutOfRange(Check):
             where=event.where,
             ranks=sorted({r for r, _, _ in raised}),
             notes=self._notes(run, rank, event),
-            help="check labels and ids before training: 0 <= value < number of classes (or rows); use ignore_index for the ones that do not count",
+            help="check labels and ids before training: 0 <= value < number of classes (or rows); use ignore_index for the "
+            "ones that do not count",
         )
 
     def _what(self, run: Run, rank: int, event: Event) -> str:

@@ -1,12 +1,14 @@
 """OPT114 loss-differs-from-reference: N ranks do not compute what one process computes.
 
 What it does
-    Compares the loss step by step with that of the reference run: the same script with fewer processes and the same global batch. Of N ranks the mean
-    counts, weighted by samples. An error where the difference is beyond the tolerance in at least 3 steps and goes on to the end.
+    Compares the loss step by step with that of the reference run: the same script with fewer processes and the same global batch.
+    Of N ranks the mean counts, weighted by samples. An error where the difference is beyond the tolerance in at least 3 steps and
+    goes on to the end.
 
-    The tolerance grows with the steps: 2e-5 x (steps + 1)^1.5 of the loss, at most 30 %. At the first step both runs have the same parameters and the
-    same samples, and differ by the rounding of sums in another order (about 1e-6 in float32). Every step feeds that difference back into
-    the parameters, where it grows faster than linearly. A wrong scale, a wrong average or other samples are beyond it within a few steps.
+    The tolerance grows with the steps: 2e-5 x (steps + 1)^1.5 of the loss, at most 30 %. At the first step both runs have the
+    same parameters and the same samples, and differ by the rounding of sums in another order (about 1e-6 in float32). Every step
+    feeds that difference back into the parameters, where it grows faster than linearly. A wrong scale, a wrong average or other
+    samples are beyond it within a few steps.
 
 Why it is bad
     Everything may run, and the loss may fall: the training is another one than was meant.
@@ -18,8 +20,8 @@ Right
     dist.all_reduce(p.grad); p.grad /= world_size
 
 Known limits
-    Needs a header that says how the reference is run, and a script whose result does not depend on the number of ranks (GroupNorm, not BatchNorm;
-    augmentation keyed by sample). Says that something differs, not what.
+    Needs a header that says how the reference is run, and a script whose result does not depend on the number of ranks
+    (GroupNorm, not BatchNorm; augmentation keyed by sample). Says that something differs, not what.
 """
 
 from __future__ import annotations
@@ -64,11 +66,13 @@ class LossDiffersFromReference(Check):
         worst = max(beyond, key=lambda s: _apart(mine[s].loss, other[s].loss))
         recording = run.present[0] if run.present else None
         yield self.finding(
-            f"the loss leaves that of {run.reference.world_size} process at step {first}: {mine[first].loss:.6g} against {other[first].loss:.6g}",
+            f"the loss leaves that of {run.reference.world_size} process at step {first}: {mine[first].loss:.6g} against "
+            f"{other[first].loss:.6g}",
             where=losses.site(recording) if recording is not None else None,
             notes=[
                 f"apart by {_apart(mine[first].loss, other[first].loss):.1e} of the loss at step {first}, tolerance {tolerance(first):.1e}",
-                f"beyond it in {len(beyond)} of {len(common)} steps, most at step {worst} ({_apart(mine[worst].loss, other[worst].loss):.1e})",
+                f"beyond it in {len(beyond)} of {len(common)} steps, most at step {worst} "
+                f"({_apart(mine[worst].loss, other[worst].loss):.1e})",
             ],
             help="compare how gradients are averaged, how the loss is scaled and which samples each rank draws with the single process",
         )

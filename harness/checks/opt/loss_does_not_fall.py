@@ -1,9 +1,10 @@
 """OPT113 loss-does-not-fall: over the run the loss stays where it was, or rises.
 
 What it does
-    Takes the mean over the ranks at each step, and compares the medians of the first and the last third of the steps. The uncertainty of a median comes
-    from the scatter of the values (1.25 x 1.48 x MAD / sqrt(n)). No fall of more than 1 % within twice the uncertainty is a finding: an error where the script's
-    header declares `loss_falls = true`, else advice. A fall that drowns in noise is inconclusive.
+    Takes the mean over the ranks at each step, and compares the medians of the first and the last third of the steps. The
+    uncertainty of a median comes from the scatter of the values (1.25 x 1.48 x MAD / sqrt(n)). No fall of more than 1 % within
+    twice the uncertainty is a finding: an error where the script's header declares `loss_falls = true`, else advice. A fall that
+    drowns in noise is inconclusive.
 
 Why it is bad
     A training that does not learn runs as fast as one that does.
@@ -15,7 +16,8 @@ Right
     optimizer = SGD(model.parameters(), lr=0.1)
 
 Known limits
-    Needs 20 steps. With several optimizers (GANs) losses need not fall, and it does not apply. A run that resumes near its optimum is flat by nature.
+    Needs 20 steps. With several optimizers (GANs) losses need not fall, and it does not apply. A run that resumes near its
+    optimum is flat by nature.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ class LossDoesNotFall(Check):
             f"the loss does not fall: {first:.4g} in the first third of {len(points)} steps, {last:.4g} in the last",
             where=losses.site(recording) if recording is not None else None,
             severity=None if declared else Severity.ADVICE,
-            notes=[f"change {-fall:+.1%} +- {error:.1%}, medians of {third} steps each", "the script declares that it falls" if declared else "nothing is declared"],
+            notes=[
+                f"change {-fall:+.1%} +- {error:.1%}, medians of {third} steps each",
+                "the script declares that it falls" if declared else "nothing is declared",
+            ],
             help="check that the optimizer holds the model's parameters, the learning rate, and that inputs and targets belong together",
         )
 

@@ -1,8 +1,8 @@
 """OPT112 loss-not-finite: an optimizer step was taken with a loss that is NaN or infinite.
 
 What it does
-    Looks at the loss of every step. Steps that a GradScaler skipped do not count. An error; a warning where later losses are finite again, so that
-    the parameters were not spoiled.
+    Looks at the loss of every step. Steps that a GradScaler skipped do not count. An error; a warning where later losses are
+    finite again, so that the parameters were not spoiled.
 
 Why it is bad
     One NaN gradient makes every parameter NaN, on all ranks after the next all-reduce. The job goes on and costs as before.
@@ -74,5 +74,6 @@ class LossNotFinite(Check):
                 f"first on rank {rank} at step {index}; {len({i for i, _, _ in self.bad})} steps in all",
                 *(["later losses are finite again"] if recovered else []),
             ],
-            help="look for log(0), division by zero or a learning rate that is too large; skip the step on all ranks where the loss is not finite",
+            help="look for log(0), division by zero or a learning rate that is too large; skip the step on all ranks where "
+            "the loss is not finite",
         )

@@ -29,7 +29,9 @@ def of_step(step: Step) -> Point | None:
     for raw in step.raw:
         if raw is None:
             continue
-        values = {name: _STEP[name][1].unpack_from(raw, _STEP[name][0])[0] for name in ("opt", "loss", "loss_sum", "num_backward", "num_samples")}
+        values = {
+            name: _STEP[name][1].unpack_from(raw, _STEP[name][0])[0] for name in ("opt", "loss", "loss_sum", "num_backward", "num_samples")
+        }
         if not values["num_backward"]:
             continue
         opt = values["opt"]

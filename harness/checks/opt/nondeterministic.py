@@ -1,8 +1,8 @@
 """OPT115 nondeterministic: the same run twice gives two results.
 
 What it does
-    Compares the recording with a second one of the same script, seed and number of ranks, bit by bit: losses and parameters of each step.
-    A warning.
+    Compares the recording with a second one of the same script, seed and number of ranks, bit by bit: losses and parameters of
+    each step. A warning.
 
 Why it is bad
     A result that cannot be repeated cannot be debugged, and a change that helps cannot be told from luck.
@@ -43,16 +43,25 @@ class Nondeterministic(Check):
             if mine.index != theirs.index or not mine.complete or not theirs.complete:
                 continue
             compared += 1
-            apart = [name for name in ("index", "batch", "draws", "grad", "param") if _digests(mine.rows, name) != _digests(theirs.rows, name)]
+            apart = [
+                name for name in ("index", "batch", "draws", "grad", "param") if _digests(mine.rows, name) != _digests(theirs.rows, name)
+            ]
             if apart:
-                what = {"index": "other samples", "batch": "other batches", "draws": "other random values"}.get(apart[0], "other gradients or parameters")
+                what = {"index": "other samples", "batch": "other batches", "draws": "other random values"}.get(
+                    apart[0], "other gradients or parameters"
+                )
                 recording = run.present[0]
                 yield self.finding(
                     f"two runs with one seed part at step {mine.index}: {what}",
                     where=losses.site(recording, mine.index),
-                    ranks=[r for r, (a, b) in enumerate(zip(mine.rows, theirs.rows, strict=True)) if getattr(a, apart[0]) != getattr(b, apart[0])],
+                    ranks=[
+                        r
+                        for r, (a, b) in enumerate(zip(mine.rows, theirs.rows, strict=True))
+                        if getattr(a, apart[0]) != getattr(b, apart[0])
+                    ],
                     notes=[f"differing: {', '.join(apart)}"],
-                    help="seed torch, numpy and random before the model is made, and each loader worker; use torch.use_deterministic_algorithms(True)",
+                    help="seed torch, numpy and random before the model is made, and each loader worker; use "
+                    "torch.use_deterministic_algorithms(True)",
                 )
                 return
         if not compared:

@@ -1,12 +1,12 @@
 """PRF106 bias-before-batchnorm: a layer's bias is removed by the normalisation that follows it.
 
 What it does
-    Looks at the order of the parameters of wrapped models: a convolution with a bias, directly followed by a batch normalisation of the same width.
-    Advice.
+    Looks at the order of the parameters of wrapped models: a convolution with a bias, directly followed by a batch normalisation of the
+    same width. Advice.
 
 Why it is bad
-    BatchNorm subtracts the mean, so the bias cannot change the output: it takes memory, an optimizer state and a part of every all-reduce, and its
-    gradient is rounding noise.
+    BatchNorm subtracts the mean, so the bias cannot change the output: it takes memory, an optimizer state and a part of every
+    all-reduce, and its gradient is rounding noise.
 
 Wrong
     nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64)
@@ -42,8 +42,9 @@ class BiasBeforeBatchnorm(Check):
         for _, event in wraps[:1]:
             useless = _useless(event, shapes)
             if useless:
+                many = len(useless) > 1
                 yield self.finding(
-                    f"{len(useless)} bias{'es' if len(useless) > 1 else ''} stand before a batch normalisation that removes {'them' if len(useless) > 1 else 'it'}",
+                    f"{len(useless)} bias{'es' if many else ''} before a batch normalisation that removes {'them' if many else 'it'}",
                     where=event.where,
                     notes=[", ".join(useless[:6])],
                     help="build these layers with bias=False",

@@ -1,12 +1,12 @@
 """PRF105 find-unused-needless: DDP searches for unused parameters in every step, and there are none.
 
 What it does
-    Where find_unused_parameters is on and the graph is not static, walks from the loss of the first 16 backwards (then of every eighth) to the
-    parameters that it reaches. All of them on every rank, over at least 8 backwards, is a warning.
+    Where find_unused_parameters is on and the graph is not static, walks from the loss of the first 16 backwards (then of every eighth)
+    to the parameters that it reaches. All of them on every rank, over at least 8 backwards, is a warning.
 
 Why it is bad
-    The search walks the whole graph before each backward and an extra all-reduce tells the ranks what was used: a step costs 1.3 to 1.75 times as
-    much for small models.
+    The search walks the whole graph before each backward and an extra all-reduce tells the ranks what was used: a step costs 1.3 to 1.75
+    times as much for small models.
 
 Wrong
     model = DDP(net, find_unused_parameters=True)      # "to be safe"

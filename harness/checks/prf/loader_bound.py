@@ -1,8 +1,8 @@
 """PRF103 loader-bound: training waits for its data.
 
 What it does
-    Takes the share of each step that was spent waiting for the data loader. More than half over at least 20 steps and 2 seconds is advice; more
-    than 70 % over at least 50 steps and 10 seconds a warning.
+    Takes the share of each step that was spent waiting for the data loader. More than half over at least 20 steps and 2 seconds is
+    advice; more than 70 % over at least 50 steps and 10 seconds a warning.
 
 Why it is bad
     The processor or GPU stands still for most of the time that is paid for.
@@ -14,7 +14,8 @@ Right
     DataLoader(dataset, batch_size=64, num_workers=4, persistent_workers=True, pin_memory=True)
 
 Known limits
-    Judged only where ranks and workers have a core each. The first pass may read a cold disk. A loader that is no torch DataLoader is not seen.
+    Judged only where ranks and workers have a core each. The first pass may read a cold disk. A loader that is no torch DataLoader is not
+    seen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PRF102 straggler: one rank is slower than the others, and all wait for it.
 
 What it does
-    Compares the time that each rank spends on its own work, from the end of a step to its first collective or backward. 1.3 times the median of the
-    others and 5 ms more, in most steps, is a warning. Time in backward is not compared: the all-reduce makes it equal.
+    Compares the time that each rank spends on its own work, from the end of a step to its first collective or backward. 1.3 times the
+    median of the others and 5 ms more, in most steps, is a warning. Time in backward is not compared: the all-reduce makes it equal.
 
 Why it is bad
     Every step takes as long as the slowest rank's. The others' time shows up as communication, so the network gets the blame.

@@ -47,7 +47,9 @@ class SyncEveryMicroBatch(Check):
         told = [(rank, r, steps) for rank, r, steps in seen if steps]
         if max(len(steps) for _, _, steps in told) < MIN_STEPS:
             raise Inconclusive(f"fewer than {MIN_STEPS} steps with accumulation")
-        wasteful = [(rank, r, w) for rank, r, steps in told if len(w := [s for s in steps if s[1] >= s[0]]) >= max(MIN_STEPS, 0.7 * len(steps))]
+        wasteful = [
+            (rank, r, w) for rank, r, steps in told if len(w := [s for s in steps if s[1] >= s[0]]) >= max(MIN_STEPS, 0.7 * len(steps))
+        ]
         if not wasteful:
             return
         rank, recording, steps = wasteful[0]
@@ -67,7 +69,8 @@ class SyncEveryMicroBatch(Check):
 
 
 def accumulated(recording: Recording) -> list[tuple[int, int, Where | None]]:
-    """(backwards, reducing backwards, site) of each step whose backwards all came from one line, two or more, each with a forward of its own."""
+    """(backwards, reducing backwards, site) of each step whose backwards all came from one line, two or more, each with a "
+    "forward of its own."""
     rows = {recording.row(i).step: recording.row(i) for i in range(min(recording.num_rows, 64))}
     found = []
     for event in recording.of("accumulation"):
@@ -82,7 +85,13 @@ def accumulated(recording: Recording) -> list[tuple[int, int, Where | None]]:
 def _only_site(event: Event) -> tuple[Where | None, int]:
     """The one line that all backwards since the gradients were zero came from; 0 where there are several."""
     sites = event["sites"]
-    if not isinstance(sites, list) or len(sites) != 1 or not isinstance(sites[0], list) or len(sites[0]) != 2 or not isinstance(sites[0][1], int):
+    if (
+        not isinstance(sites, list)
+        or len(sites) != 1
+        or not isinstance(sites[0], list)
+        or len(sites[0]) != 2
+        or not isinstance(sites[0][1], int)
+    ):
         return None, 0
     return where_of(sites[0][0]) or event.where, sites[0][1]
 

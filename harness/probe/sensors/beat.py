@@ -2,9 +2,12 @@
 
 It is started before the first process group, at the first step and in processes that the script makes, by _thread, so that
 `threading.enumerate()` shows the script what it would show without us. A sample costs about 30 us.
-Event "stacks": request, op, op_site, phase, threads {name: [site...]} innermost first: all frames of the user's code and the innermost of any.
-Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, stack [site...] of the main thread, inner (its innermost function).
-Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was in); only while memory moves.
+Event "stacks": request, op, op_site, phase, threads {name: [site...]} innermost first: all frames of the user's code and the innermost of
+any.
+Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, stack [site...] of the main thread, inner (its innermost
+function).
+Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was
+in); only while memory moves.
 Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
 """
 

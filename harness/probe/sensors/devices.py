@@ -1,16 +1,16 @@
 """Which device this process uses, what the machine has, and what was moved too late.
 
-Event "devices" (at the first step, again at the end): when ("step" | "end"), stand_in, visible (CUDA_VISIBLE_DEVICES or null), count, current, uuid (of
-current), uuids, contexts (devices on which this process holds a context), chosen (set_device was called), driver (an NVIDIA driver is loaded),
-build (CUDA version of torch or ""), capability, arch_list, cudnn, names, threads.
-Event "set_device": device, site. Event "rendezvous" (before init_process_group): rank, world_size, local_rank, address, port, as the environment says
-then; asked_rank, asked_world_size, asked_backend, method.
-Event "moved_late": how many parameters that a living optimizer or DDP object holds were replaced or changed device: replaced, changed, held_by
-("optimizer" | "ddp"), from_devices, to_devices, module, site.
+Event "devices" (at the first step, again at the end): when ("step" | "end"), stand_in, visible (CUDA_VISIBLE_DEVICES or null), count,
+current, uuid (of current), uuids, contexts (devices on which this process holds a context), chosen (set_device was called), driver (an
+NVIDIA driver is loaded), build (CUDA version of torch or ""), capability, arch_list, cudnn, names, threads.
+Event "set_device": device, site. Event "rendezvous" (before init_process_group): rank, world_size, local_rank, address, port, as the
+environment says then; asked_rank, asked_world_size, asked_backend, method.
+Event "moved_late": how many parameters that a living optimizer or DDP object holds were replaced or changed device: replaced, changed,
+held_by ("optimizer" | "ddp"), from_devices, to_devices, module, site.
 
-A machine without GPUs can be given a stand-in table, so that the logic is tested: _HARNESS_DEVICE_TABLE='[{"uuid": "GPU-0"}, ...]'. Then device_count,
-current_device and set_device of torch.cuda answer from the table (tensors stay on the CPU), `contexts` are the devices that were set, and the
-event says stand_in.
+A machine without GPUs can be given a stand-in table, so that the logic is tested: _HARNESS_DEVICE_TABLE='[{"uuid": "GPU-0"}, ...]'. Then
+device_count, current_device and set_device of torch.cuda answer from the table (tensors stay on the CPU), `contexts` are the devices that
+were set, and the event says stand_in.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _note_rendezvous(*args: Any, **kwargs: Any) -> None:
     S.recorder.event(
         "rendezvous", sites.here(4), rank=os.environ.get("RANK", ""), world_size=os.environ.get("WORLD_SIZE", ""),
         local_rank=os.environ.get("LOCAL_RANK", ""), address=os.environ.get("MASTER_ADDR", ""), port=os.environ.get("MASTER_PORT", ""),
-        asked_rank=told.get("rank"), asked_world_size=told.get("world_size"), asked_backend=told.get("backend"), method=told.get("init_method"),
-        store=kwargs.get("store") is not None,
+        asked_rank=told.get("rank"), asked_world_size=told.get("world_size"), asked_backend=told.get("backend"),
+        method=told.get("init_method"), store=kwargs.get("store") is not None,
     )  # fmt: skip
 
 
@@ -142,7 +142,8 @@ _depth = [0]
 
 
 def _held(module: Any) -> tuple[str, dict[int, tuple[str, bool]]]:
-    """(who holds, id of parameter -> (device, is it in the module now)) for parameters of this module that an optimizer or DDP object holds."""
+    """(who holds, id of parameter -> (device, is it in the module now)) for parameters of this module that an optimizer or "
+    "DDP object holds."""
     from . import backward
 
     own = {id(p): str(p.device) for p in module.parameters()}

@@ -3,8 +3,8 @@
 A token is put into the metadata dict of the root node, which lives exactly as long as the node. Nothing of the user's is kept alive.
 Event "graphs": alive, mode ("train" | "eval"), site, keeper (site of the statement that keeps them, by
 reading the source) or null; written when the number alive reaches 8, 16, 32, ...
-Event "eval_graphs" (end of an evaluation whose forwards made graphs): forwards, peak (graphs alive at once), used (a later backward reaches them), site,
-keeper.
+Event "eval_graphs" (end of an evaluation whose forwards made graphs): forwards, peak (graphs alive at once), used (a later backward
+reaches them), site, keeper.
 """
 
 from __future__ import annotations

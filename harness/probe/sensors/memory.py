@@ -1,7 +1,7 @@
 """Resident memory now. /proc/self/statm is read through one open descriptor (8 us); CUDA's counters where CUDA is in use.
 
-Event "memory" (once, at the end of a process that trained or joined a group): peak_rss_bytes, uss_bytes, pss_bytes, total_bytes (of the machine or
-of the control group), cuda_peak_bytes.
+Event "memory" (once, at the end of a process that trained or joined a group): peak_rss_bytes, uss_bytes, pss_bytes, total_bytes (of the
+machine or of the control group), cuda_peak_bytes.
 """
 
 from __future__ import annotations

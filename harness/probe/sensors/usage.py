@@ -1,7 +1,7 @@
 """Which parameters of a DDP object that searches for unused ones are reached by the loss: is the search needed?
 
-Only where find_unused_parameters is on and the graph is not static; the first 16 backwards, then every 8th up to the 256th. A walk costs about
-1 us a node of the graph, as DDP's own search does.
+Only where find_unused_parameters is on and the graph is not static; the first 16 backwards, then every 8th up to the 256th. A walk costs
+about 1 us a node of the graph, as DDP's own search does.
 Event "used": index, num (trainable when wrapped), unused [names, at most 20], complete (the walk saw the whole graph).
 """
 
@@ -29,7 +29,9 @@ def _before_backward(loss: Any, *args: Any, **kwargs: Any) -> None:
     for wrapped in searching:
         wanted = [key for key, grad in wrapped.grad.items() if grad]
         unused = [wrapped.names[key] for key in wanted if key not in reached]
-        S.recorder.event("used", index=wrapped.index, num=len(wanted), unused=unused[:20], num_unused=len(unused), complete=len(reached) > 0)
+        S.recorder.event(
+            "used", index=wrapped.index, num=len(wanted), unused=unused[:20], num_unused=len(unused), complete=len(reached) > 0
+        )
 
 
 def arm() -> None:
