@@ -101,7 +101,7 @@ class Recording:
 
     @property
     def role(self) -> str:
-        """"main": started by the launcher; "child": made by the script (mp.spawn, fork)."""
+        """ "main": started by the launcher; "child": made by the script (mp.spawn, fork)."""
         return str(self.start.get("role") or "main")
 
     @property

@@ -97,6 +97,8 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
         if code not in dropped:
             dropped |= {other for other in below[code] if other != code and not (code in below[other] and other < code)}
     kept = [
-        replace(f, consequences=tuple(sorted(below[f.code] & dropped))) if below[f.code] & dropped else f for f in findings if f.code not in dropped
+        replace(f, consequences=tuple(sorted(below[f.code] & dropped))) if below[f.code] & dropped else f
+        for f in findings
+        if f.code not in dropped
     ]
     return sorted(kept, key=lambda f: (-f.severity, f.code))

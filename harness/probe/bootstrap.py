@@ -17,7 +17,9 @@ def load() -> ModuleType:
         return sys.modules[PRIVATE_NAME]
     folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     spec = importlib.util.spec_from_file_location(
-        PRIVATE_NAME, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]  # noqa: PTH118
+        PRIVATE_NAME,
+        os.path.join(folder, "__init__.py"),
+        submodule_search_locations=[folder],
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

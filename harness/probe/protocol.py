@@ -211,5 +211,12 @@ def parse_status(page: bytes) -> Status | None:
         return None
     site = page[STATUS.size : STATUS_BYTES].split(b"\0", 1)[0].decode("utf-8", "replace")
     return Status(
-        pid, time_ns, progress, step, since_ns, phase.rstrip(b"\0").decode("ascii", "replace"), op.rstrip(b"\0").decode("ascii", "replace"), site
+        pid,
+        time_ns,
+        progress,
+        step,
+        since_ns,
+        phase.rstrip(b"\0").decode("ascii", "replace"),
+        op.rstrip(b"\0").decode("ascii", "replace"),
+        site,
     )

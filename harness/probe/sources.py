@@ -22,7 +22,9 @@ def assignments(file: str, attribute: str) -> list[Site]:
     tree = _tree(file)
     found: list[Site] = []
     for node in ast.walk(tree) if tree is not None else ():
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+        )
         if any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets):
             found.append((file, node.lineno, ""))  # type: ignore[attr-defined]
     return sorted(found, key=lambda s: s[1])

@@ -1,7 +1,8 @@
 """OPT108 accumulation-unscaled: gradients are accumulated and the loss is not divided
 
 What it does
-    Counts the backwards from one statement between two zeroings, and looks for a factor at the root of the loss or on the gradients.
+    Counts the backwards from one statement between two zeroings, and looks for a factor at the root of the loss or on the
+    gradients.
 
 Why it is bad
     The accumulated gradient is the sum of the micro-batches' means: the step is A times that of the same batch in one piece.
@@ -15,7 +16,8 @@ Right
     optimizer.step()
 
 Known limits
-    Several backwards from different statements (a GAN, two losses) are not accumulation. A sum loss, or gradients scaled before the step, are silent.
+    Several backwards from different statements (a GAN, two losses) are not accumulation. A sum loss, or gradients scaled before
+    the step, are silent.
 """
 
 from __future__ import annotations

@@ -35,13 +35,15 @@ class ClearedBeforeStep(Check):
     code = "OPT119"
     name = "gradients-cleared-before-step"
     severity = Severity.ERROR
-    explains = ('OPT113', 'OPT101')
+    explains = ("OPT113", "OPT101")
 
     def end(self, run: Run) -> Iterable[Finding]:
         seen = [(rank, e) for rank, e in run.events("gradients") if e["local"]]
         if not seen:
             raise NotApplicable("no gradients were seen between a backward and a step")
-        lost = [(r, e) for r, e in seen if any(any(v) for v in e["local"].values()) and not any(any(v) for v in (e["at_step"] or {}).values())]
+        lost = [
+            (r, e) for r, e in seen if any(any(v) for v in e["local"].values()) and not any(any(v) for v in (e["at_step"] or {}).values())
+        ]
         if len(lost) == len(seen) and len(lost) >= 2:
             rank, first = lost[0]
             event = optimizers.params_event(run, rank, first["opt"])

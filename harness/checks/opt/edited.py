@@ -4,7 +4,8 @@ What it does
     Looks for replicas whose gradients and hyper-parameters agree at every step so far and whose parameters differ.
 
 Why it is bad
-    An in-place edit under `if rank == ...`, a bad copy or a flipped bit: from there on that rank trains another model, while its gradients stay averaged.
+    An in-place edit under `if rank == ...`, a bad copy or a flipped bit: from there on that rank trains another model, while its
+    gradients stay averaged.
 
 Wrong
     if rank == 1: model.fc.weight.data[3, 3] += 0.01
@@ -13,7 +14,8 @@ Right
     with torch.no_grad(): model.fc.weight[3, 3] += 0.01   # on every rank
 
 Known limits
-    Large models are hashed in slices: an edit of one element can be seen some steps late. The optimizer's own state may be the cause too (CKP106).
+    Large models are hashed in slices: an edit of one element can be seen some steps late. The optimizer's own state may be the
+    cause too (CKP106).
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class EditedOnOneRank(Check):
     code = "OPT111"
     name = "parameters-edited-on-one-rank"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT114')
+    explains = ("SYN127", "OPT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

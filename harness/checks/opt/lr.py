@@ -32,12 +32,14 @@ class LrDiverges(Check):
     code = "OPT103"
     name = "lr-diverges"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'OPT114', 'EVL103')
+    explains = ("SYN127", "OPT111", "OPT114", "EVL103")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
         for opt, parting in sorted(facts.partings.items()):
-            if parting.hyper_step is None or (parting.num_grad and parting.grad_step is not None and parting.grad_step < parting.hyper_step):
+            if parting.hyper_step is None or (
+                parting.num_grad and parting.grad_step is not None and parting.grad_step < parting.hyper_step
+            ):
                 continue
             lrs = optimizers.lr_at(run, parting.hyper_step)
             site = replicas.odd_site(list(run.events("scheduler")), run.world_size) or replicas.first_where(run, "scheduler")

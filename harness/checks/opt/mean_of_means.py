@@ -4,8 +4,8 @@ What it does
     Compares the number of samples that each rank drew for the same step.
 
 Why it is bad
-    DDP averages the ranks' gradients with equal weights. A sample on the rank with the small batch counts for more: the gradient is not that of the
-    global batch (27 to 49 % error seen).
+    DDP averages the ranks' gradients with equal weights. A sample on the rank with the small batch counts for more: the gradient
+    is not that of the global batch (27 to 49 % error seen).
 
 Wrong
     batch_size = 12 if rank == 0 else 4   # mean loss on each

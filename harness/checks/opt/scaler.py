@@ -30,7 +30,7 @@ class ScalerDiverges(Check):
     code = "OPT109"
     name = "scaler-diverges"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'OPT103')
+    explains = ("SYN127", "OPT111", "OPT103")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

@@ -1,12 +1,12 @@
 """OPT101 stale-optimizer: the optimizer holds parameters that the model no longer uses
 
 What it does
-    Looks for optimizers whose parameters never receive a gradient, or whose parameters no living module owns while a module has a successor of the
-    same shape.
+    Looks for optimizers whose parameters never receive a gradient, or whose parameters no living module owns while a module has a
+    successor of the same shape.
 
 Why it is bad
-    The optimizer was built before the model was copied, converted or re-wrapped, or a parameter was replaced after it was built: the loss stays flat
-    (or a part of the model stays untrained), without a word.
+    The optimizer was built before the model was copied, converted or re-wrapped, or a parameter was replaced after it was built:
+    the loss stays flat (or a part of the model stays untrained), without a word.
 
 Wrong
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -36,7 +36,7 @@ class StaleOptimizer(Check):
     code = "OPT101"
     name = "stale-optimizer"
     severity = Severity.ERROR
-    explains = ('OPT113', 'SYN101', 'SYN126')
+    explains = ("OPT113", "SYN101", "SYN126")
 
     def end(self, run: Run) -> Iterable[Finding]:
         rows = optimizers.by_opt(run)
@@ -51,7 +51,9 @@ class StaleOptimizer(Check):
                     f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it holds parameters that the loss does not use",
                     where=event.where,
                     ranks=optimizers.ranks_of(rows, opt),
-                    notes=[f"{len(event['names'] or ())} parameters, {sum(not o for o in event['owned'] or ())} of them in no living module"],
+                    notes=[
+                        f"{len(event['names'] or ())} parameters, {sum(not o for o in event['owned'] or ())} of them in no living module"
+                    ],
                     help="build the optimizer after the model has its final form (copied, moved, wrapped, converted)",
                 )
                 return

@@ -1,11 +1,12 @@
 """OPT106 sum-loss-under-ddp: the loss is a sum over the batch, and DDP averages over ranks
 
 What it does
-    Looks at the operation that made the loss that backward() is called on, and at whether the gradients are rescaled before the step.
+    Looks at the operation that made the loss that backward() is called on, and at whether the gradients are rescaled before the
+    step.
 
 Why it is bad
-    DDP divides by the world size. The gradient of a sum over the global batch comes out world_size times too small: a learning rate tuned on one
-    process is wrong on N.
+    DDP divides by the world size. The gradient of a sum over the global batch comes out world_size times too small: a learning
+    rate tuned on one process is wrong on N.
 
 Wrong
     loss = F.cross_entropy(out, y, reduction='sum')

@@ -1,8 +1,8 @@
 """OPT102 missing-zero-grad: gradients are never zeroed between optimizer steps
 
 What it does
-    At every backward and zero_grad, notes whether the optimizer's gradients are zero or None; a step without such a moment since the last one has
-    gradients of earlier steps in it.
+    At every backward and zero_grad, notes whether the optimizer's gradients are zero or None; a step without such a moment since
+    the last one has gradients of earlier steps in it.
 
 Why it is bad
     Gradients pile up: every step is the sum of all before it. The loss rises, or explodes.
@@ -35,7 +35,7 @@ class MissingZeroGrad(Check):
     code = "OPT102"
     name = "missing-zero-grad"
     severity = Severity.ERROR
-    explains = ('OPT113', 'OPT112', 'OPT108')
+    explains = ("OPT113", "OPT112", "OPT108")
 
     def end(self, run: Run) -> Iterable[Finding]:
         rows = optimizers.by_opt(run)

@@ -4,7 +4,8 @@ What it does
     Looks for the collective in which ranks wait, and whether other ranks ever came to that statement.
 
 Why it is bad
-    A collective needs every rank. Under `if rank == 0:` the others go on to the next one, or to the end: a hang, or a closed connection.
+    A collective needs every rank. Under `if rank == 0:` the others go on to the next one, or to the end: a hang, or a closed
+    connection.
 
 Wrong
     if rank == 0:
@@ -33,7 +34,7 @@ class CollectiveUnderRank0(Check):
     code = "OUT101"
     name = "collective-under-rank-0"
     severity = Severity.ERROR
-    explains = ('HNG*', 'LAU101', 'LAU102', 'LAU124', 'SYN122', 'SYN123')
+    explains = ("HNG*", "LAU101", "LAU102", "LAU124", "SYN122", "SYN123")
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)

@@ -1,10 +1,12 @@
 """SYN105 module-added-after-wrap: parameters were added after the model was wrapped
 
 What it does
-    Compares the parameters of a wrapped model with those that DDP saw in its constructor, at each of the first 64 steps and every 16th after.
+    Compares the parameters of a wrapped model with those that DDP saw in its constructor, at each of the first 64 steps and every
+    16th after.
 
 Why it is bad
-    DDP neither broadcasts nor averages what it did not see when it was constructed: the new layer starts and drifts differently on every rank.
+    DDP neither broadcasts nor averages what it did not see when it was constructed: the new layer starts and drifts differently
+    on every rank.
 
 Wrong
     model = DDP(net)
@@ -15,8 +17,8 @@ Right
     model = DDP(net)
 
 Known limits
-    Parameters that DDP was told to ignore, and models whose gradients are averaged by hand, are silent: the finding needs gradients that differ,
-    or torch's own failure.
+    Parameters that DDP was told to ignore, and models whose gradients are averaged by hand, are silent: the finding needs
+    gradients that differ, or torch's own failure.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class ModuleAddedAfterWrap(Check):
     code = "SYN105"
     name = "module-added-after-wrap"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'LAU101', 'SYN110', 'SYN111', 'OPT101', 'SYN114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "SYN110", "SYN111", "OPT101", "SYN114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)

@@ -1,8 +1,8 @@
 """SYN126 replicas-train-alone: several ranks train, and nothing synchronises their gradients
 
 What it does
-    Looks for a job of several ranks with a process group whose models are not in DDP, whose gradients differ at every step, and which issues no
-    collective large enough to carry gradients or parameters.
+    Looks for a job of several ranks with a process group whose models are not in DDP, whose gradients differ at every step, and
+    which issues no collective large enough to carry gradients or parameters.
 
 Why it is bad
     Each rank trains its own model on its own shard; only one of them is saved. The loss falls, as on a smaller data set.
@@ -32,7 +32,7 @@ class ReplicasTrainAlone(Check):
     code = "SYN126"
     name = "replicas-train-alone"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN129', 'EVL102')
+    explains = ("SYN127", "OPT111", "SYN129", "EVL102")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

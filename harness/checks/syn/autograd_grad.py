@@ -32,7 +32,7 @@ class AutogradGradBypass(Check):
     code = "SYN113"
     name = "autograd-grad-bypass"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'SYN101')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "SYN101")
 
     def end(self, run: Run) -> Iterable[Finding]:
         if run.world_size < 2:

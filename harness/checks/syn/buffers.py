@@ -1,11 +1,12 @@
 """SYN116 buffer-not-reduced: buffers that the model computes from its local batch differ between ranks
 
 What it does
-    Compares floating point buffers that are not a normalisation's own statistics after training forwards, and all buffers in evaluation.
+    Compares floating point buffers that are not a normalisation's own statistics after training forwards, and all buffers in
+    evaluation.
 
 Why it is bad
-    A codebook, a running mean or an EMA that is updated in forward follows each rank's own shard. DDP's broadcast gives everybody rank 0's, so
-    the other shards never count; with broadcast_buffers=False every rank evaluates another model.
+    A codebook, a running mean or an EMA that is updated in forward follows each rank's own shard. DDP's broadcast gives everybody
+    rank 0's, so the other shards never count; with broadcast_buffers=False every rank evaluates another model.
 
 Wrong
     self.ema.mul_(0.9).add_(x.mean(0), alpha=0.1)

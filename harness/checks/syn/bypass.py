@@ -1,12 +1,12 @@
 """SYN101 forward-bypasses-ddp: the loss is computed without DDP's forward
 
 What it does
-    Looks for a backward that reaches parameters of a DDP-wrapped model whose `DDP.forward` has not run since the last step, with no
-    gradient all-reduce in that backward.
+    Looks for a backward that reaches parameters of a DDP-wrapped model whose `DDP.forward` has not run since the last step, with
+    no gradient all-reduce in that backward.
 
 Why it is bad
-    DDP arms its reducer in its own forward. A call of `ddp.module(...)`, or of the model that was wrapped, skips it: every rank trains alone
-    on its own shard, without a word.
+    DDP arms its reducer in its own forward. A call of `ddp.module(...)`, or of the model that was wrapped, skips it: every rank
+    trains alone on its own shard, without a word.
 
 Wrong
     loss = ddp.module.compute_loss(x, y)
@@ -34,7 +34,7 @@ class ForwardBypassesDdp(Check):
     code = "SYN101"
     name = "forward-bypasses-ddp"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'SYN102', 'DAT102')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "SYN102", "DAT102")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)

@@ -4,8 +4,8 @@ What it does
     Compares the norms that clip_grad_norm_ returned at the same step on all ranks, where the gradients at the step are equal.
 
 Why it is bad
-    Each rank clips by the norm of its own gradient; the mean of clipped gradients is not the clipped mean. The parameters stay equal, so nothing
-    else shows it.
+    Each rank clips by the norm of its own gradient; the mean of clipped gradients is not the clipped mean. The parameters stay
+    equal, so nothing else shows it.
 
 Wrong
     loss.backward()

@@ -4,7 +4,8 @@ What it does
     Compares dtype and number of elements of the n-th collective across ranks.
 
 Why it is bad
-    gloo copies bytes: an int32 and a float32 of one size are added as if they were alike, silently; other sizes abort the process.
+    gloo copies bytes: an int32 and a float32 of one size are added as if they were alike, silently; other sizes abort the
+    process.
 
 Wrong
     stats = torch.tensor([hits, n])        # int64 on a rank that saw no batch, float32 on the others
@@ -30,7 +31,7 @@ class CollectiveDtypeMismatch(Check):
     code = "SYN123"
     name = "collective-dtype-mismatch"
     severity = Severity.ERROR
-    explains = ('HNG*', 'LAU101', 'LAU102')
+    explains = ("HNG*", "LAU101", "LAU102")
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)

@@ -4,7 +4,8 @@ What it does
     Counts the collectives that each rank issued up to each optimizer step.
 
 Why it is bad
-    The extra call meets the next collective of the others, and everything after it is paired wrongly: wrong numbers, later a hang.
+    The extra call meets the next collective of the others, and everything after it is paired wrongly: wrong numbers, later a
+    hang.
 
 Wrong
     if rank == 0: dist.all_reduce(loss)
@@ -30,7 +31,7 @@ class ExtraCollective(Check):
     code = "SYN122"
     name = "extra-collective"
     severity = Severity.ERROR
-    explains = ('HNG*', 'LAU101', 'LAU102', 'SYN127', 'SYN123', 'SYN121', 'DAT111', 'OPT111', 'OUT101')
+    explains = ("HNG*", "LAU101", "LAU102", "SYN127", "SYN123", "SYN121", "DAT111", "OPT111", "OUT101")
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)

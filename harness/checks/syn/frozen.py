@@ -4,8 +4,8 @@ What it does
     Compares requires_grad with what DDP saw in its constructor.
 
 Why it is bad
-    The reducer waits for the gradient of every parameter that required one when it was wrapped. torch fails at the second step with "expected to
-    have finished reduction", which does not name the freezing.
+    The reducer waits for the gradient of every parameter that required one when it was wrapped. torch fails at the second step
+    with "expected to have finished reduction", which does not name the freezing.
 
 Wrong
     model = DDP(net)
@@ -33,7 +33,7 @@ class FrozenAfterWrap(Check):
     code = "SYN107"
     name = "frozen-after-wrap"
     severity = Severity.ERROR
-    explains = ('LAU101', 'SYN110', 'SYN111', 'HNG*')
+    explains = ("LAU101", "SYN110", "SYN111", "HNG*")
 
     def end(self, run: Run) -> Iterable[Finding]:
         if run.world_size < 2 or not any(True for _ in run.events("wrap")):

@@ -4,8 +4,8 @@ What it does
     Compares the parameters of models that are called but neither trained nor wrapped.
 
 Why it is bad
-    DDP broadcasts what it wraps. A frozen random projection, teacher or target network that each rank initialises for itself makes every rank
-    learn another task.
+    DDP broadcasts what it wraps. A frozen random projection, teacher or target network that each rank initialises for itself
+    makes every rank learn another task.
 
 Wrong
     torch.manual_seed(rank)

@@ -10,7 +10,7 @@ TINY = 1e-7
 
 
 def _columns(run: Run) -> Iterator[list[Event]]:
-    """"gradients" events of one (step, optimizer), a rank each."""
+    """ "gradients" events of one (step, optimizer), a rank each."""
     tables = [{(e.step, e["opt"]): e for e in r.of("gradients")} for r in run.present]
     for key in sorted(set(tables[0]).intersection(*tables[1:])) if tables else ():
         yield [t[key] for t in tables]
@@ -59,5 +59,3 @@ def agreeing(run: Run, opt: int) -> set[str]:
         values = [c[0] for c in columns if c is not None]
         good = {i for i in good if i < len(values[0]) and values[0][i] and len({v[i] for v in values if i < len(v)}) == 1}
     return {names[i] for i in good}
-
-

@@ -4,8 +4,8 @@ What it does
     Compares parameter digests right after DDP's constructor (equal: DDP broadcasts) with those before the first step.
 
 Why it is bad
-    DDP broadcasts once, when it is constructed. An initialisation after that, with a generator that differs by rank, gives every rank another model;
-    gradients stay equal, so the difference stays for ever.
+    DDP broadcasts once, when it is constructed. An initialisation after that, with a generator that differs by rank, gives every
+    rank another model; gradients stay equal, so the difference stays for ever.
 
 Wrong
     model = DDP(net)
@@ -33,7 +33,7 @@ class InitAfterWrap(Check):
     code = "SYN125"
     name = "init-after-wrap"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'SYN129', 'SYN115')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "SYN129", "SYN115")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
@@ -49,7 +49,9 @@ class InitAfterWrap(Check):
             if wrong:
                 yield self.finding(
                     f"{len(wrong)} wrapped parameters differ between ranks before the first step: DDP's broadcast was undone",
-                    where=replicas.first_where(run, "apply") or replicas.first_where(run, "load_state") or replicas.first_where(run, "wrap"),
+                    where=replicas.first_where(run, "apply")
+                    or replicas.first_where(run, "load_state")
+                    or replicas.first_where(run, "wrap"),
                     ranks=run.rank_ids,
                     notes=[replicas.listed(wrong)],
                     help="initialise or load before wrapping, or do it alike on every rank",

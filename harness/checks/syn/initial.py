@@ -4,7 +4,8 @@ What it does
     In a job without DDP whose gradients agree at the steps, compares the parameters before the first step.
 
 Why it is bad
-    Averaging gradients keeps replicas equal only if they start equal. Each rank follows the common gradient from a place of its own.
+    Averaging gradients keeps replicas equal only if they start equal. Each rank follows the common gradient from a place of its
+    own.
 
 Wrong
     model = Net()                        # seeded by nobody, broadcast by nobody
@@ -30,7 +31,7 @@ class InitialDiffers(Check):
     code = "SYN129"
     name = "initial-parameters-differ"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

@@ -1,11 +1,12 @@
 """SYN103 hooks-lost-by-move: a cast or move after wrapping ended gradient sync
 
 What it does
-    Looks for `.to()`, `.half()`, `.double()` and the like on a wrapped model that gave its parameters new storage, followed by backwards without a
-    gradient all-reduce.
+    Looks for `.to()`, `.half()`, `.double()` and the like on a wrapped model that gave its parameters new storage, followed by
+    backwards without a gradient all-reduce.
 
 Why it is bad
-    DDP hooks the gradient accumulators that exist when it is constructed. A cast or move replaces them: the hooks never fire again.
+    DDP hooks the gradient accumulators that exist when it is constructed. A cast or move replaces them: the hooks never fire
+    again.
 
 Wrong
     model = DDP(net)
@@ -33,7 +34,7 @@ class HooksLostByMove(Check):
     code = "SYN103"
     name = "hooks-lost-by-move"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)

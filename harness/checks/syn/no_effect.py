@@ -1,8 +1,8 @@
 """SYN130 sync-has-no-effect: gradients or parameters are reduced by hand, but the result is not written back
 
 What it does
-    In a job without DDP whose collectives carry exactly the model's gradients or parameters, asks whether gradients at the step, or parameters
-    before it, ever agree between ranks.
+    In a job without DDP whose collectives carry exactly the model's gradients or parameters, asks whether gradients at the step,
+    or parameters before it, ever agree between ranks.
 
 Why it is bad
     The all_reduce costs its time and changes nothing: every rank goes on with its own gradient, and the replicas part.
@@ -33,7 +33,7 @@ class SyncHasNoEffect(Check):
     code = "SYN130"
     name = "sync-has-no-effect"
     severity = Severity.ERROR
-    explains = ('SYN126', 'SYN127', 'SYN128', 'OPT111')
+    explains = ("SYN126", "SYN127", "SYN128", "OPT111")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
@@ -51,7 +51,9 @@ class SyncHasNoEffect(Check):
                 f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks afterwards: the result is not written back",
                 where=carrying[0].where,
                 ranks=run.rank_ids,
-                notes=[f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} collectives on rank 0 carried {sum(numels)} elements"],
+                notes=[
+                    f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} collectives on rank 0 carried {sum(numels)} elements"
+                ],
                 help="copy the reduced values back in place: `p.grad.copy_(synced)`",
             )
             return

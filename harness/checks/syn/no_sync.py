@@ -1,12 +1,12 @@
 """SYN102 step-without-sync: an optimizer step after a backward inside no_sync()
 
 What it does
-    At each step of DDP-wrapped parameters, asks whether the last backward before it ran inside `no_sync()` and whether the gradients differ
-    between ranks.
+    At each step of DDP-wrapped parameters, asks whether the last backward before it ran inside `no_sync()` and whether the
+    gradients differ between ranks.
 
 Why it is bad
-    Inside `no_sync()` gradients only accumulate locally. The backward that precedes the step has to run outside it, or each rank steps with
-    its own gradients and the replicas part.
+    Inside `no_sync()` gradients only accumulate locally. The backward that precedes the step has to run outside it, or each rank
+    steps with its own gradients and the replicas part.
 
 Wrong
     with ddp.no_sync() if i % A != 0 else nullcontext():   # off by one: the wrong micro-batch syncs
@@ -38,13 +38,17 @@ class StepWithoutSync(Check):
     code = "SYN102"
     name = "step-without-sync"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
         if not any(True for _ in run.events("no_sync")):
             raise NotApplicable("no_sync() is never used")
-        alone = [s for s in run.steps() if s.complete and all(f & FLAG_NO_SYNC and f & FLAG_DDP for f in s.number("flags")) and not s.same("grad")]
+        alone = [
+            s
+            for s in run.steps()
+            if s.complete and all(f & FLAG_NO_SYNC and f & FLAG_DDP for f in s.number("flags")) and not s.same("grad")
+        ]
         if not alone:
             return
         row = alone[0].rows[0]

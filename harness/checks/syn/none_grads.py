@@ -4,8 +4,8 @@ What it does
     Compares which gradients each rank gives to a collective between two steps.
 
 Why it is bad
-    `if p.grad is not None: all_reduce(p.grad)` pairs the ranks' collectives wrongly as soon as one rank has a gradient more: gloo aborts without a
-    traceback, or the wrong gradients are added.
+    `if p.grad is not None: all_reduce(p.grad)` pairs the ranks' collectives wrongly as soon as one rank has a gradient more: gloo
+    aborts without a traceback, or the wrong gradients are added.
 
 Wrong
     for p in model.parameters():
@@ -34,7 +34,7 @@ class NoneGradAsymmetric(Check):
     code = "SYN118"
     name = "none-grad-asymmetric"
     severity = Severity.ERROR
-    explains = ('LAU101', 'LAU102', 'HNG*', 'SYN122', 'SYN123', 'SYN121', 'SYN127', 'DAT111', 'OUT101')
+    explains = ("LAU101", "LAU102", "HNG*", "SYN122", "SYN123", "SYN121", "SYN127", "DAT111", "OUT101")
 
     def end(self, run: Run) -> Iterable[Finding]:
         if run.world_size < 2:

@@ -32,7 +32,7 @@ class RegistrationOrderDiffers(Check):
     code = "SYN108"
     name = "registration-order-differs"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'SYN109', 'SYN125', 'SYN129')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "SYN109", "SYN125", "SYN129")
 
     def end(self, run: Run) -> Iterable[Finding]:
         columns = replicas.wrapping(run)

@@ -1,8 +1,8 @@
 """SYN114 trainable-outside-ddp: trained parameters that no DDP owns
 
 What it does
-    Looks for parameters of an optimizer that belong to no DDP object, in a job whose other parameters do, and whose gradients or values differ
-    between ranks.
+    Looks for parameters of an optimizer that belong to no DDP object, in a job whose other parameters do, and whose gradients or
+    values differ between ranks.
 
 Why it is bad
     A loss head, a temperature, an embedding beside the wrapped model is trained on each rank's own gradient and drifts apart.
@@ -32,7 +32,7 @@ class TrainableOutsideDdp(Check):
     code = "SYN114"
     name = "trainable-outside-ddp"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)

@@ -1,7 +1,8 @@
 """SYN128 gradients-partly-synced: a hand-written gradient sync leaves some parameters out
 
 What it does
-    In a job without DDP, looks for parameters whose gradients differ between ranks at every step while others' agree at every step.
+    In a job without DDP, looks for parameters whose gradients differ between ranks at every step while others' agree at every
+    step.
 
 Why it is bad
     The parameters that were left out drift apart on every rank.
@@ -30,7 +31,7 @@ class PartlySynced(Check):
     code = "SYN128"
     name = "gradients-partly-synced"
     severity = Severity.ERROR
-    explains = ('SYN127', 'SYN126', 'OPT111')
+    explains = ("SYN127", "SYN126", "OPT111")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

@@ -1,10 +1,12 @@
 """SYN106 parameter-rebound-after-wrap: parameters were replaced by new Parameter objects after the model was wrapped
 
 What it does
-    Compares the parameters of a wrapped model with those that DDP saw in its constructor, at each of the first 64 steps and every 16th after.
+    Compares the parameters of a wrapped model with those that DDP saw in its constructor, at each of the first 64 steps and every
+    16th after.
 
 Why it is bad
-    A new Parameter has no hook. DDP waits for the old one and fails a step late with a message that names neither, or the new one trains alone.
+    A new Parameter has no hook. DDP waits for the old one and fails a step late with a message that names neither, or the new one
+    trains alone.
 
 Wrong
     model = DDP(net)
@@ -14,8 +16,8 @@ Right
     with torch.no_grad(): net.out.weight.copy_(w)     # in place, or rebind before wrapping
 
 Known limits
-    Parameters that DDP was told to ignore, and models whose gradients are averaged by hand, are silent: the finding needs gradients that differ,
-    or torch's own failure.
+    Parameters that DDP was told to ignore, and models whose gradients are averaged by hand, are silent: the finding needs
+    gradients that differ, or torch's own failure.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class ParameterReboundAfterWrap(Check):
     code = "SYN106"
     name = "parameter-rebound-after-wrap"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'LAU101', 'SYN110', 'SYN111', 'OPT101', 'SYN114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "SYN110", "SYN111", "OPT101", "SYN114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)

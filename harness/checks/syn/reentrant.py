@@ -1,10 +1,12 @@
 """SYN112 reentrant-checkpoint-reuse: a layer is checkpointed twice with use_reentrant=True
 
 What it does
-    Looks for reentrant activation checkpointing under DDP together with gradients that differ between ranks on some parameters only.
+    Looks for reentrant activation checkpointing under DDP together with gradients that differ between ranks on some parameters
+    only.
 
 Why it is bad
-    The reentrant variant runs a backward inside the backward: DDP marks the layer ready at its first use and misses the rest of its gradient.
+    The reentrant variant runs a backward inside the backward: DDP marks the layer ready at its first use and misses the rest of
+    its gradient.
 
 Wrong
     x = checkpoint(layer, x, use_reentrant=True); x = checkpoint(layer, x, use_reentrant=True)
@@ -30,7 +32,7 @@ class ReentrantCheckpointReuse(Check):
     code = "SYN112"
     name = "reentrant-checkpoint-reuse"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)

@@ -74,7 +74,6 @@ class Replicas:
         return first_where(self.run, "accumulation") or first_where(self.run, "loss")
 
 
-
 def first_where(run: Run, kind: str) -> Where | None:
     return next((e.where for _, e in run.events(kind) if e.where is not None), None)
 
@@ -152,7 +151,9 @@ def _name(facts: Replicas, parting: Parting) -> None:
 
     parting.grad_names = differing(0, parting.grad_step)
     parting.param_names = differing(1, parting.param_step)
-    parting.equal_grad_names = tuple(n for n in names if n not in set(parting.grad_names)) if parting.grad_step is not None else tuple(names)
+    parting.equal_grad_names = (
+        tuple(n for n in names if n not in set(parting.grad_names)) if parting.grad_step is not None else tuple(names)
+    )
 
 
 def _hand_synced(recording: Recording) -> int:
@@ -180,7 +181,7 @@ def starts_equal(run: Run, opt: int) -> bool:
 
 
 def changes(run: Run, what: str) -> list[tuple[int, Event]]:
-    """"wrap_changed" events of one kind."""
+    """ "wrap_changed" events of one kind."""
     return [(rank, e) for rank, e in run.events("wrap_changed") if e["what"] == what]
 
 
@@ -296,7 +297,11 @@ def carrying(run: Run, numels: Sequence[int]) -> list[Event]:
     """Reductions on the first rank that carry all parameters at once, or each of them in turn."""
     if not numels or not run.present:
         return []
-    reductions = [e for e in run.present[0].of("coll") if e["op"] in ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "broadcast") and e.step >= 1]
+    reductions = [
+        e
+        for e in run.present[0].of("coll")
+        if e["op"] in ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "broadcast") and e.step >= 1
+    ]
     whole = [e for e in reductions if e["numel"] == sum(numels)]
     if whole:
         return whole

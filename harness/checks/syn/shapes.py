@@ -30,7 +30,7 @@ class ShapeDiffers(Check):
     code = "SYN109"
     name = "shape-differs"
     severity = Severity.ERROR
-    explains = ('LAU101', 'LAU102', 'HNG*', 'SYN127', 'SYN123')
+    explains = ("LAU101", "LAU102", "HNG*", "SYN127", "SYN123")
 
     def end(self, run: Run) -> Iterable[Finding]:
         columns = replicas.wrapping(run)

@@ -4,7 +4,8 @@ What it does
     Counts the batches that each rank has drawn at the same optimizer step.
 
 Why it is bad
-    A `continue` on one rank only pairs its gradients with the next batch of the others; the epoch then ends in a hang or a closed connection.
+    A `continue` on one rank only pairs its gradients with the next batch of the others; the epoch then ends in a hang or a closed
+    connection.
 
 Wrong
     if torch.isnan(loss): continue
@@ -31,7 +32,7 @@ class BatchSkipped(Check):
     code = "SYN119"
     name = "batch-skipped-on-one-rank"
     severity = Severity.ERROR
-    explains = ('DAT111', 'EVL103', 'HNG*', 'LAU101', 'LAU102', 'SYN122', 'SYN127', 'OUT101')
+    explains = ("DAT111", "EVL103", "HNG*", "LAU101", "LAU102", "SYN122", "SYN127", "OUT101")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

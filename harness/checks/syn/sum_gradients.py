@@ -1,12 +1,12 @@
 """SYN124 gradient-sum-not-averaged: hand-synced gradients are summed and never divided by the world size
 
 What it does
-    Compares sampled gradient values after the backward, on all ranks, with those at the optimizer step: the step's are the ranks' sum, although
-    the loss is a mean and bears no factor.
+    Compares sampled gradient values after the backward, on all ranks, with those at the optimizer step: the step's are the ranks'
+    sum, although the loss is a mean and bears no factor.
 
 Why it is bad
-    The step is world_size times too large: the run needs another learning rate with every number of processes, and differs from one process on the
-    same global batch.
+    The step is world_size times too large: the run needs another learning rate with every number of processes, and differs from
+    one process on the same global batch.
 
 Wrong
     dist.all_reduce(p.grad, op=dist.ReduceOp.SUM)
@@ -16,7 +16,8 @@ Right
     p.grad /= dist.get_world_size()
 
 Known limits
-    A loss that already bears a factor (divided by the world size, or by the global batch) is not judged. Sees the first six steps.
+    A loss that already bears a factor (divided by the world size, or by the global batch) is not judged. Sees the first six
+    steps.
 """
 
 from __future__ import annotations
@@ -45,11 +46,15 @@ class GradientSum(Check):
         sums = [r for r in ratios if abs(r - 1.0) < 1e-3]
         if len(sums) >= max(2, 0.9 * len(ratios)):
             reductions = [e for _, e in run.events("coll")]
-            where = next((e.where for e in reductions if e["grad"]), None) or next((e.where for e in reductions if e["op"] in ("all_reduce", "reduce")), None)
+            where = next((e.where for e in reductions if e["grad"]), None) or next(
+                (e.where for e in reductions if e["op"] in ("all_reduce", "reduce")), None
+            )
             yield self.finding(
                 f"synced gradients are the sum over {run.world_size} ranks, not the mean",
                 where=where,
                 ranks=run.rank_ids,
-                notes=[f"gradient at the step = {sum(sums) / len(sums):.3f} x the sum of the ranks' own gradients, in {len(sums)} comparisons"],
+                notes=[
+                    f"gradient at the step = {sum(sums) / len(sums):.3f} x the sum of the ranks' own gradients, in {len(sums)} comparisons"
+                ],
                 help=f"divide after the all_reduce: `param.grad /= dist.get_world_size()` (here {run.world_size})",
             )

@@ -1,10 +1,12 @@
 """SYN121 collective-order-swapped: ranks issue the same collectives in another order
 
 What it does
-    Pairs the n-th collective of every rank and looks for two statements that appear in one order on some ranks and in the other on others.
+    Pairs the n-th collective of every rank and looks for two statements that appear in one order on some ranks and in the other
+    on others.
 
 Why it is bad
-    Two all_reduce calls of one size pair up whatever they carry: the loss of one rank is added to the accuracy of another, without a word.
+    Two all_reduce calls of one size pair up whatever they carry: the loss of one rank is added to the accuracy of another,
+    without a word.
 
 Wrong
     for name in set(metrics): dist.all_reduce(metrics[name])
@@ -30,7 +32,7 @@ class CollectiveOrderSwapped(Check):
     code = "SYN121"
     name = "collective-order-swapped"
     severity = Severity.ERROR
-    explains = ('HNG*', 'LAU101', 'LAU102', 'SYN123')
+    explains = ("HNG*", "LAU101", "LAU102", "SYN123")
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)

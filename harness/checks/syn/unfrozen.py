@@ -1,10 +1,12 @@
 """SYN104 unfrozen-after-wrap: parameters were unfrozen after the model was wrapped
 
 What it does
-    Compares the parameters of a wrapped model with those that DDP saw in its constructor, at each of the first 64 steps and every 16th after.
+    Compares the parameters of a wrapped model with those that DDP saw in its constructor, at each of the first 64 steps and every
+    16th after.
 
 Why it is bad
-    requires_grad was False when DDP was constructed, so DDP has no hook on these parameters: they are trained on each rank's own gradient.
+    requires_grad was False when DDP was constructed, so DDP has no hook on these parameters: they are trained on each rank's own
+    gradient.
 
 Wrong
     model = DDP(net)                    # net.backbone is frozen here
@@ -15,8 +17,8 @@ Right
     model = DDP(net)                    # wrap again after unfreezing
 
 Known limits
-    Parameters that DDP was told to ignore, and models whose gradients are averaged by hand, are silent: the finding needs gradients that differ,
-    or torch's own failure.
+    Parameters that DDP was told to ignore, and models whose gradients are averaged by hand, are silent: the finding needs
+    gradients that differ, or torch's own failure.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class UnfrozenAfterWrap(Check):
     code = "SYN104"
     name = "unfrozen-after-wrap"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'LAU101', 'SYN110', 'SYN111', 'OPT101', 'SYN114')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "SYN110", "SYN111", "OPT101", "SYN114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)

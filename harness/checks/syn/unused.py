@@ -1,11 +1,12 @@
 """SYN110 unused-parameter: a parameter never enters the loss
 
 What it does
-    Looks for parameters of a DDP-wrapped model (without find_unused_parameters) whose gradient is None at a step, or that DDP gave up waiting for.
+    Looks for parameters of a DDP-wrapped model (without find_unused_parameters) whose gradient is None at a step, or that DDP
+    gave up waiting for.
 
 Why it is bad
-    DDP waits for every parameter's gradient. One that never comes leaves the reduction unfinished: the ranks' gradients part at the first step, and
-    torch fails at the second.
+    DDP waits for every parameter's gradient. One that never comes leaves the reduction unfinished: the ranks' gradients part at
+    the first step, and torch fails at the second.
 
 Wrong
     logits, aux = ddp(x)
@@ -32,7 +33,7 @@ class UnusedParameter(Check):
     code = "SYN110"
     name = "unused-parameter"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'LAU101', 'HNG*', 'SYN111')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "HNG*", "SYN111")
 
     def end(self, run: Run) -> Iterable[Finding]:
         event = replicas.strict_wrap(run)

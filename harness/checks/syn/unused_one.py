@@ -4,7 +4,8 @@ What it does
     Compares the set of parameters without a gradient across ranks, for models in DDP without find_unused_parameters.
 
 Why it is bad
-    A branch that depends on the rank or on its data leaves one rank's reducer waiting: one rank fails, the others see a closed socket.
+    A branch that depends on the rank or on its data leaves one rank's reducer waiting: one rank fails, the others see a closed
+    socket.
 
 Wrong
     if rank == 0: out = out + self.extra(x)
@@ -30,7 +31,7 @@ class UnusedOnOneRank(Check):
     code = "SYN111"
     name = "unused-on-one-rank"
     severity = Severity.ERROR
-    explains = ('SYN127', 'OPT111', 'SYN126', 'OPT114', 'LAU101', 'LAU102', 'HNG*', 'SYN110')
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "LAU102", "HNG*", "SYN110")
 
     def end(self, run: Run) -> Iterable[Finding]:
         event = replicas.strict_wrap(run)

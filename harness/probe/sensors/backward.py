@@ -65,7 +65,14 @@ def _describe(loss: Any, site: sites.Site) -> None:
     if _seen.get(key) != text and len(_seen) < 200:
         _seen[key] = text
         S.recorder.event(
-            "loss", site, root=chain, reduction=reduction, scaled=scaled, numel=int(loss.numel()), scaler=from_scaler is not None, rows=S.batch_rows
+            "loss",
+            site,
+            root=chain,
+            reduction=reduction,
+            scaled=scaled,
+            numel=int(loss.numel()),
+            scaler=from_scaler is not None,
+            rows=S.batch_rows,
         )
 
 
@@ -132,7 +139,12 @@ def _enter(loss: Any, site: sites.Site) -> None:
 
 
 def _grads_none(optimizer: Any) -> bool:
-    return all(p.grad is None or not bool(digests.sampled(p.grad).any()) for g in optimizer.param_groups for p in g["params"][:4] if p.grad is None or digests.plain(p.grad))
+    return all(
+        p.grad is None or not bool(digests.sampled(p.grad).any())
+        for g in optimizer.param_groups
+        for p in g["params"][:4]
+        if p.grad is None or digests.plain(p.grad)
+    )
 
 
 def _look_for_bypass(wrapped: list[Any], loss: Any, site: sites.Site) -> None:
@@ -245,7 +257,9 @@ def _grad(original: Any) -> Any:
     def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         wanted = [inputs] if hasattr(inputs, "grad_fn") else list(inputs)
         loss = outputs[0] if isinstance(outputs, (list, tuple)) and outputs else outputs
-        trains = not kwargs.get("create_graph") and hasattr(loss, "grad_fn") and wanted and all(getattr(w, "is_leaf", False) for w in wanted)
+        trains = (
+            not kwargs.get("create_graph") and hasattr(loss, "grad_fn") and wanted and all(getattr(w, "is_leaf", False) for w in wanted)
+        )
         if _depth[0] or not trains or S.recorder.disabled:
             return original(outputs, wanted if not hasattr(inputs, "grad_fn") else inputs, *args, **kwargs)
         site = sites.here(2)

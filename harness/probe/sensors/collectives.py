@@ -25,13 +25,25 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     tensor = next((a for a in (*args, *kwargs.values()) if hasattr(a, "numel") and hasattr(a, "dtype")), None)
     numel = int(tensor.numel()) if tensor is not None else -1
     dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
-    reduction = next((str(a).rsplit(".", 1)[-1] for a in (*args, *kwargs.values()) if type(a).__name__ in ("RedOpType", "ReduceOp", "OpType")), "")
+    reduction = next(
+        (str(a).rsplit(".", 1)[-1] for a in (*args, *kwargs.values()) if type(a).__name__ in ("RedOpType", "ReduceOp", "OpType")), ""
+    )
     since = S.since
     since.num_coll += 1
     since.coll = mix(since.coll, wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
     if not since.first_sync:
         since.first_sync = time.perf_counter()
-    S.recorder.event("coll", site, op=op, numel=numel, dtype=dtype, n=S.collectives, reduce=reduction, grad=_is_gradient(tensor), world=_is_world(args, kwargs))
+    S.recorder.event(
+        "coll",
+        site,
+        op=op,
+        numel=numel,
+        dtype=dtype,
+        n=S.collectives,
+        reduce=reduction,
+        grad=_is_gradient(tensor),
+        world=_is_world(args, kwargs),
+    )
     S.collectives += 1
     if op not in POINT_TO_POINT:
         S.recorder.syncs += 1
@@ -51,7 +63,9 @@ def _is_gradient(tensor: Any) -> bool:
     from . import backward
 
     at = tensor.data_ptr() if tensor.device.type != "meta" else 0
-    return any(p.grad is not None and p.grad.data_ptr() == at for o in list(backward._optimizers) for g in o.param_groups for p in g["params"])
+    return any(
+        p.grad is not None and p.grad.data_ptr() == at for o in list(backward._optimizers) for g in o.param_groups for p in g["params"]
+    )
 
 
 def _make(op: str) -> Any:

@@ -140,7 +140,11 @@ def _note_move(wrapped: Wrapped, moved: bool, site: sites.Site) -> None:
 
 
 def _note_apply(module: Any, *args: Any, **kwargs: Any) -> None:
-    if S.ddps and sites.is_user_code(sys._getframe(3).f_code) and any((m := w.ref()) is not None and module in (m, m.module) for w in S.ddps):
+    if (
+        S.ddps
+        and sites.is_user_code(sys._getframe(3).f_code)
+        and any((m := w.ref()) is not None and module in (m, m.module) for w in S.ddps)
+    ):
         S.recorder.event("apply", sites.here(4))
 
 
@@ -173,7 +177,14 @@ def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
         fresh = [n for n in which if (what, n) not in wrapped.reported]
         if fresh:
             wrapped.reported.update((what, n) for n in fresh)
-            S.recorder.event("wrap_changed", _edit_site(wrapped, model, what, fresh, site), index=wrapped.index, what=what, names=fresh[:100], seen_at=sites.as_json(site))
+            S.recorder.event(
+                "wrap_changed",
+                _edit_site(wrapped, model, what, fresh, site),
+                index=wrapped.index,
+                what=what,
+                names=fresh[:100],
+                seen_at=sites.as_json(site),
+            )
 
 
 def _edit_site(wrapped: Wrapped, model: Any, what: str, which: list[str], fallback: sites.Site) -> sites.Site:

@@ -61,7 +61,15 @@ def _note(module: Any) -> None:
         return
     _seen.add((id(module), site))
     assert inner is not None
-    S.recorder.event("forward", site, module=type(module).__name__, index=inner.index, inner=direct, training=bool(module.training), grad=torch.is_grad_enabled())
+    S.recorder.event(
+        "forward",
+        site,
+        module=type(module).__name__,
+        index=inner.index,
+        inner=direct,
+        training=bool(module.training),
+        grad=torch.is_grad_enabled(),
+    )
 
 
 def tell_others(optimizer: Any, witness: Any, params: Any) -> None:

@@ -88,7 +88,7 @@ def roots_in_eval() -> bool:
 
 def remember(loss: Any) -> None:
     """Called after a backward without any optimizer so far: the leaves are what may be updated by hand."""
-    if S.steps_by_optimizer or S.backwards > 3 and _leaves:
+    if S.steps_by_optimizer or (S.backwards > 3 and _leaves):
         return
     reached = leaves(loss)
     _leaves[:] = [weakref.ref(v) for v in reached.values()]

@@ -64,7 +64,10 @@ class Witness:
             shared=sum(p.is_shared() for p in self.params if p.device.type == "cpu"),
             requires_grad=[p.requires_grad for p in self.params],
             roots=[type(r()).__name__ for r in self.roots],
-            groups=[{k: g.get(k) for k in ("lr", "weight_decay", "momentum") if isinstance(g.get(k), (int, float))} for g in optimizer.param_groups],
+            groups=[
+                {k: g.get(k) for k in ("lr", "weight_decay", "momentum") if isinstance(g.get(k), (int, float))}
+                for g in optimizer.param_groups
+            ],
             slices=len(self.rotation.slices),
             param_bytes=self.rotation.num_bytes,
         )
@@ -85,7 +88,9 @@ def witness_of(optimizer: Any) -> Witness:
 class Pending:
     """Between the pre and the post hook of one step."""
 
-    def __init__(self, witness: Witness, params: list[Any], grad: int, grads: list[int], none: int, all_none: bool, before: list[int]) -> None:
+    def __init__(
+        self, witness: Witness, params: list[Any], grad: int, grads: list[int], none: int, all_none: bool, before: list[int]
+    ) -> None:
         self.witness, self.params, self.grad, self.grads, self.none, self.all_none = witness, params, grad, grads, none, all_none
         self.before = before
 
@@ -107,7 +112,9 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         witness.param_each = digests.of_tensors(params)[1]
         if S.steps < 256:
             S.recorder.event("before", opt=witness.opt, digest=_crc(repr(witness.param_each)))
-    _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, bool(tensors) and all(t is None for t in tensors), witness.param_each)
+    _pending[id(optimizer)] = Pending(
+        witness, params, grad, grads, none, bool(tensors) and all(t is None for t in tensors), witness.param_each
+    )
     if S.steps < 8 and tensors:
         _tell_ungraded(witness, params, tensors)
     for look in at_step:
@@ -118,7 +125,9 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any]) -> None:
     """Event "no_gradient": wrapped parameters that require a gradient and have none although others of this optimizer have one."""
     lacking = [
-        n for n, w, p, g in zip(witness.names, witness.wraps, params, tensors, strict=True) if w >= 0 and g is None and p is not None and p.requires_grad
+        n
+        for n, w, p, g in zip(witness.names, witness.wraps, params, tensors, strict=True)
+        if w >= 0 and g is None and p is not None and p.requires_grad
     ]
     if lacking and len(lacking) < len(tensors):
         S.recorder.event("no_gradient", opt=witness.opt, names=lacking[:400])
@@ -152,7 +161,9 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         S.recorder.detail(step, witness.opt, pending.grads, each)
 
 
-def write_row(opt: int, flags: int, began: float, *, grad: int, param: int, full: int, none: int, hyper: int, train: int, lr: float) -> None:
+def write_row(
+    opt: int, flags: int, began: float, *, grad: int, param: int, full: int, none: int, hyper: int, train: int, lr: float
+) -> None:
     """Close the step: pack what has been summed since the last one."""
     since, step = S.since, S.steps
     loss = _read_loss()
@@ -229,7 +240,11 @@ def _hyper(optimizer: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    return float(value) if hasattr(value, "item") and getattr(getattr(value, "device", None), "type", "cpu") == "cpu" else (value if not hasattr(value, "item") else "device")
+    return (
+        float(value)
+        if hasattr(value, "item") and getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
+        else (value if not hasattr(value, "item") else "device")
+    )
 
 
 def _crc(text: str) -> int:
@@ -264,7 +279,9 @@ def finish() -> None:
             for key, value in optimizer.state.get(p, {}).items():
                 if digests.plain(value) and value.device.type == "cpu":
                     state[f"{name}:{key}"] = digests.full(value)
-        S.recorder.event("full", why="end", opt=witness.opt, params={n: digests.full(p) for n, p in zip(witness.names, params, strict=True)}, state=state)
+        S.recorder.event(
+            "full", why="end", opt=witness.opt, params={n: digests.full(p) for n, p in zip(witness.names, params, strict=True)}, state=state
+        )
 
 
 def arm() -> None:

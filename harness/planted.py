@@ -1,0 +1,62 @@
+"""Planted faults: edits of the built-in scenarios, read from scenarios/faults/<scenario>.toml and applied to their source."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import catalog
+from harness.errors import UsageError
+
+KEYS = {"replace", "with", "finds", "story", "args"}
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One mistake, as a person would type it."""
+
+    scenario: str
+    name: str
+    finds: str
+    story: str
+    source: str  # the edited script
+    lines: tuple[int, int]  # first and last line of the edit in it
+    args: tuple[str, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.scenario}/{self.name}"
+
+
+def load(scenario: str, path: Path) -> list[Planted]:
+    """The planted faults of one scenario; UsageError where an entry is malformed or does not match exactly once."""
+    source = catalog.read_script(catalog.scenario_dir() / f"{scenario}.py")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from None
+    return [_plant(scenario, name, entry, source, path) for name, entry in table.items()]
+
+
+def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path: Path) -> Planted:
+    where = f"{path} [{name}]"
+    if not isinstance(entry, dict) or not {"replace", "with", "finds"} <= set(entry) or set(entry) - KEYS:
+        raise UsageError(f"{where}: needs replace, with and finds, and knows only {', '.join(sorted(KEYS))}")
+    old, new = str(entry["replace"]), str(entry["with"])
+    count = source.count(old)
+    if count != 1:
+        raise UsageError(f"{where}: `replace` matches {scenario}.py {count} times, not once")
+    edited = source.replace(old, new)
+    before = source[: source.index(old)]
+    first = before.count("\n") + 1 + (len(new) - len(new.lstrip("\n")))
+    last = max(first, before.count("\n") + 1 + new.rstrip("\n").count("\n"))
+    return Planted(
+        scenario, name, str(entry["finds"]), str(entry.get("story", "")), edited, (first, last), tuple(map(str, entry.get("args", ())))
+    )
+
+
+def all_planted() -> list[Planted]:
+    return [fault for scenario, path in catalog.fault_files().items() for fault in load(scenario, path)]
