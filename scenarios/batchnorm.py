@@ -111,6 +111,7 @@ def average_statistics(net: nn.Module) -> None:
 def evaluate(net: nn.Module, test_set: TensorDataset, device: torch.device) -> float:
     """The accuracy over the whole test set, each sample read by one rank."""
     totals = torch.zeros(2, device=device)
+    average_statistics(net)
     before = [buffer.clone() for buffer in net.buffers()]
     net.eval()
     for x, y in DataLoader(Subset(test_set, range(dist.get_rank(), len(test_set), dist.get_world_size())), batch_size=32):
@@ -158,7 +159,6 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             loss_sum += loss.detach()
-        average_statistics(net)
         accuracy = evaluate(net, test_set, device)
         dist.all_reduce(loss_sum)
         losses.append(loss_sum.item() / len(loader) / world_size)
