@@ -30,11 +30,11 @@ class Source:
 
     @property
     def equal_steps(self) -> int:
-        return sum(1 for events in self.steps.values() if len({(e["digest"], e["num"]) for e in events}) == 1)
+        return sum(1 for events in self.steps.values() if len({repr((e["digest"], e["num"])) for e in events}) == 1)
 
     @property
     def constant(self) -> bool:
-        return len({events[0]["digest"] for events in self.steps.values()}) < 2
+        return len({repr(events[0]["digest"]) for events in self.steps.values()}) < 2
 
 
 def sources(run: Run) -> list[Source]:
@@ -64,4 +64,4 @@ def seeded_at(run: Run, before_ns: int, what: str = "torch") -> Where | None:
         if not events:
             return None
         lasts.append(events[-1])
-    return lasts[0].where if len({e["value"] for e in lasts}) == 1 else None
+    return lasts[0].where if len({repr(e["value"]) for e in lasts}) == 1 else None

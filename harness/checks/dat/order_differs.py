@@ -123,7 +123,7 @@ def _lists(run: Run, kind: str) -> list[tuple[str, Where | None, int]]:
     for name, entry in (tables[0] if tables else {}).items():
         entries = [t.get(name) for t in tables]
         if all(isinstance(e, list) and len(e) >= 3 for e in entries):
-            ordered, bags, sizes = ({e[i] for e in entries if e} for i in range(3))
+            ordered, bags, sizes = ({repr(e[i]) for e in entries if e} for i in range(3))
             if len(ordered) > 1 and len(bags) == 1 and len(sizes) == 1:
                 found.append((str(name), where_of(entry[3]) if len(entry) > 3 else None, passes.number(entry[2])))
     return found

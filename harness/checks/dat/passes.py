@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ def unpack(text: Any) -> tuple[int, ...]:
 
 def number(value: Any, default: int = 0) -> int:
     """An integer of a recording, or the default for anything else."""
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and value == value else default
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else default
 
 
 @dataclass(frozen=True)

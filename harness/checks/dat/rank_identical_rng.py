@@ -115,7 +115,7 @@ def _own_generator(run: Run) -> tuple[passes.Pass, str] | None:
     for group in passes.aligned(run, [p for p in passes.training(run) if not p.iterable and not passes.number(p.opened["num_workers"])]):
         owns = [own_states(p) for p in group]
         for name in owns[0][0]:
-            if len({o[0].get(name) for o in owns}) == 1 and all(o[0].get(name) != o[1].get(name) for o in owns):
+            if len({repr(o[0].get(name)) for o in owns}) == 1 and all(o[0].get(name) != o[1].get(name) for o in owns):
                 return group[0], str(name)
     return None
 

@@ -42,7 +42,7 @@ class SeedDiffers(Check):
         for group in groups:
             for what in ("seed", "epoch"):
                 values = [(p.distributed or {}).get(what) for p in group]
-                if len(set(values)) > 1 and None not in values:
+                if len({repr(v) for v in values}) > 1 and None not in values:
                     yield self._found(run, group, what, values)
                     return
 

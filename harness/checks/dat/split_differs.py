@@ -49,7 +49,7 @@ class SplitDiffers(Check):
         """A distributed sampler picks shares from Subsets that are not the same set."""
         for group in passes.aligned(run, [p for p in trained if p.distributed is not None and p.subset is not None]):
             sets = [(p.subset or {}).get("set") for p in group]
-            if len(set(sets)) > 1 and len({(p.subset or {}).get("of") for p in group}) == 1:
+            if len({repr(s) for s in sets}) > 1 and len({repr((p.subset or {}).get("of")) for p in group}) == 1:
                 kept = [set(passes.unpack((p.subset or {}).get("indices"))) for p in group]
                 common = len(set.intersection(*kept)) if all(kept) else 0
                 return self._found(

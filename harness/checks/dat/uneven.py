@@ -33,7 +33,7 @@ class UnevenInputs(Check):
     code = "DAT111"
     name = "uneven-inputs"
     severity = Severity.ERROR
-    explains = ("HNG*", "LAU101", "LAU102", "SYN121", "SYN122", "SYN123", "SYN126", "SYN127", "DAT114")
+    explains = ("HNG*", "LAU101", "LAU102", "OUT101", "SYN121", "SYN122", "SYN123", "SYN126", "SYN127", "DAT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
         passes.several_ranks(run)

@@ -42,7 +42,7 @@ class WorkerRngIdentical(Check):
         if not groups:
             raise NotApplicable("no training pass whose workers draw at random")
         seeded = [g for g in groups if all(any(_moved(p)[:3]) for p in g)]
-        same = [g for g in seeded if len({p.opened["base_seed"] for p in g}) == 1 and g[0].opened["base_seed"] is not None]
+        same = [g for g in seeded if len({repr(p.opened["base_seed"]) for p in g}) == 1 and g[0].opened["base_seed"] is not None]
         if same and len(same) == len(seeded):
             yield self._found(run, same)
             return
@@ -80,4 +80,4 @@ def _shared_state(group: list[Pass]) -> str:
     owns = [own_states(p)[0] for p in group]
     if not all(_moved(p)[3] for p in group):
         return ""
-    return next((str(n) for n in owns[0] if len({o.get(n) for o in owns}) == 1), "")
+    return next((str(n) for n in owns[0] if len({repr(o.get(n)) for o in owns}) == 1), "")

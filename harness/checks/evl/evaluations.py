@@ -107,7 +107,7 @@ def sharded(group: Sequence[Evaluation]) -> bool:
     if not all(p.exhausted for p in passed):
         return False
     if all(p.distributed is not None and number(p.distributed.get("num_replicas")) > 1 for p in passed):
-        return len({(p.distributed or {}).get("rank") for p in passed}) == len(passed)
+        return len({repr((p.distributed or {}).get("rank")) for p in passed}) == len(passed)
     rows = [set(p.rows) for p in passed]
     if all(rows):
         return len(set.union(*rows)) > 1.2 * max(len(r) for r in rows)

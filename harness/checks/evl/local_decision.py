@@ -32,7 +32,7 @@ class RankLocalDecision(Check):
     code = "EVL103"
     name = "rank-local-decision"
     severity = Severity.ERROR
-    explains = ("HNG*", "LAU101", "LAU102", "SYN121", "SYN122", "SYN123", "SYN126", "SYN127", "EVL102")
+    explains = ("HNG*", "LAU101", "LAU102", "OUT101", "SYN121", "SYN122", "SYN123", "SYN126", "SYN127", "EVL102")
 
     def end(self, run: Run) -> Iterable[Finding]:
         passes.several_ranks(run)

@@ -1,7 +1,7 @@
 """EVL105 stays-in-eval: after an evaluation the model is never put back into train mode.
 
 What it does
-    Finds steps whose backward ran while the model was in eval mode, after steps in train mode, on all ranks, to the end of the run; for
+    Finds optimizer steps while the model was in eval mode, after steps in train mode, on all ranks, to the end of the run; for
     models with Dropout or BatchNorm.
 
 Why it is bad
@@ -26,10 +26,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.dat.passes import number
 from harness.checks.evl import layers
 from harness.model import Finding, Severity, Where
-from harness.probe import protocol
-from harness.record import Run
+from harness.record import Recording, Run
 
 MIN_STEPS = 2
 
@@ -43,27 +43,31 @@ class StaysInEval(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         if not run.present or not layers.sensitive(run):
             raise NotApplicable("no model with Dropout or BatchNorm is trained")
-        starts = []
-        for rank, recording in enumerate(run.ranks):
-            if recording is None:
+        if not any(True for _ in run.events("step_mode")):
+            raise NotApplicable("no step was taken")
+        for opt in sorted({number(e["opt"]) for _, e in run.events("step_mode")}):
+            starts = [_last_switch(r, opt) for r in run.present]
+            if any(s is None for s in starts):
                 continue
-            flags = [bool(row.flags & protocol.FLAG_EVAL) for row in recording.all_rows()]
-            if not flags:
-                raise NotApplicable("no step was taken")
-            first = flags.index(True) if True in flags else len(flags)
-            if first in (0, len(flags)) or not all(flags[first:]):
-                return
-            starts.append((rank, first, len(flags)))
-        if any(num - first < MIN_STEPS for _, first, num in starts):
-            raise Inconclusive("the run ended right after a switch to eval mode")
-        _, first, num = starts[0]
-        yield self.finding(
-            f"steps {first} to {num - 1} were trained in eval mode: nothing called train() after the evaluation",
-            where=_switched_at(run, first),
-            ranks=[r for r, _, _ in starts],
-            notes=[f"{num - first} of {num} steps; {layers.told(run)}"],
-            help="call `model.train()` at the start of every training epoch",
-        )
+            first, last = max(s for s in starts if s is not None), min(r.num_steps for r in run.present) - 1
+            if last - first + 1 < MIN_STEPS:
+                raise Inconclusive("the run ended right after a switch to eval mode")
+            yield self.finding(
+                f"steps {first} to {last} were trained in eval mode: nothing called train() after the evaluation",
+                where=_switched_at(run, first),
+                ranks=run.rank_ids,
+                notes=[f"{last - first + 1} of {last + 1} steps; {layers.told(run)}"],
+                help="call `model.train()` at the start of every training epoch",
+            )
+            return
+
+
+def _last_switch(recording: Recording, opt: int) -> int | None:
+    """The step from which an optimizer's model is in eval mode to the end, after it has been in train mode."""
+    modes = [e for e in recording.of("step_mode") if number(e["opt"]) == opt]
+    if not modes or modes[-1]["training"] or not any(e["training"] for e in modes):
+        return None
+    return modes[-1].step
 
 
 def _switched_at(run: Run, step: int) -> Where | None:

@@ -2,6 +2,7 @@
 an evaluation pass.
 
 Event "layers" (before the first step of an optimizer): opt, module, dropout, batchnorm (how many).
+Event "step_mode" (when it changes): opt, training; whether the model of an optimizer is in train mode at its step.
 Event "loop" (the same time): of="step", exits and ranges of the loops around the call of step(), see `origins.loops`.
 Field `switch` of a "pass" without backward (first 6 of a process): {root_training, dropout, batchnorm: layers in train mode under a model
 in train mode, body_random: the loop's body used the global generator although the script drew nothing itself, batchnorm_moved: statistics
@@ -19,6 +20,7 @@ from . import manual, rng, steps
 
 MAX_LOOKS = 6
 _told: set[int] = set()
+_modes: dict[int, bool] = {}
 _looks = [0]
 
 
@@ -117,9 +119,23 @@ def _random_state() -> int:
     return digest
 
 
-def _before_first_step(optimizer: Any, witness: Any, params: Any) -> None:
-    if witness.opt in _told:
-        return
+def _before_step(optimizer: Any, witness: Any, params: Any) -> None:
+    """About 1 us; an event only where the mode has changed."""
+    training = all(_in_train_mode(root) for ref in witness.roots if (root := ref()) is not None)
+    if _modes.get(witness.opt) != training:
+        _modes[witness.opt] = training
+        S.recorder.event("step_mode", opt=witness.opt, training=training)
+    if witness.opt not in _told:
+        _tell_layers(witness)
+
+
+def _in_train_mode(root: Any) -> bool:
+    """A wrapper keeps a flag of its own: the model inside counts as well."""
+    inner = getattr(root, "module", None)
+    return bool(root.training) and bool(getattr(inner, "training", True))
+
+
+def _tell_layers(witness: Any) -> None:
     _told.add(witness.opt)
     dropout, norms, kinds = 0, 0, []
     for ref in witness.roots:
@@ -128,11 +144,11 @@ def _before_first_step(optimizer: Any, witness: Any, params: Any) -> None:
             kinds.append(type(root).__name__)
             dropout += sum("Dropout" in type(m).__name__ and bool(getattr(m, "p", True)) for m in root.modules())
             norms += sum("BatchNorm" in type(m).__name__ for m in root.modules())
-    stack = sites.stack(2)
+    stack = sites.stack(3)
     if stack and witness.opt < 4:
         S.recorder.event("loop", stack[0], of="step", **origins.loops(stack))
     S.recorder.event("layers", sites.UNKNOWN, opt=witness.opt, module=",".join(kinds), dropout=dropout, batchnorm=norms)
 
 
 def arm() -> None:
-    steps.at_step.append(_before_first_step)
+    steps.at_step.append(_before_step)

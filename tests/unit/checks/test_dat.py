@@ -1,0 +1,491 @@
+"""The data checks on runs made by hand: each fires on its fault, is silent on a healthy twin, and survives what a killed rank leaves."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from typing import Any
+
+import builder
+import pytest
+from builder import event, recording, row, site
+
+from harness.checks.base import Check
+from harness.checks.dat.batch_sampler import BatchSamplerNotSharded
+from harness.checks.dat.coverage import ShardsDoNotCover
+from harness.checks.dat.epoch_not_set import EpochNotSet
+from harness.checks.dat.iterable import IterableNotSharded
+from harness.checks.dat.not_sharded import NotSharded
+from harness.checks.dat.order_differs import SampleOrderDiffers
+from harness.checks.dat.rank_identical_rng import RankIdenticalRng
+from harness.checks.dat.resume import ShuffleRestarts
+from harness.checks.dat.seed_differs import SeedDiffers
+from harness.checks.dat.split_differs import SplitDiffers
+from harness.checks.dat.uneven import UnevenInputs
+from harness.checks.dat.worker_rng import WorkerRngIdentical
+from harness.checks.dat.workers_keep_epoch import WorkersKeepEpoch
+from harness.checks.dat.wrong_world import WrongWorld
+from harness.model import Finding, Severity
+from harness.record import Event, Recording, Run
+
+ALL: list[type[Check]] = [
+    BatchSamplerNotSharded, EpochNotSet, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SeedDiffers, ShardsDoNotCover,
+    ShuffleRestarts, SplitDiffers, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
+]  # fmt: skip
+
+
+def packed(values: list[int]) -> str:
+    return base64.b64encode(zlib.compress(struct.pack(f"<{len(values)}I", *values))).decode() if values else ""
+
+
+def crc(values: list[int]) -> int:
+    return zlib.crc32(repr(values).encode()) or 1
+
+
+def one_pass(
+    loop: int, indices: list[int], *, rows: list[int] | None = None, line: int = 40, closed: bool = True, **fields: Any
+) -> list[Event]:
+    """A "loader" and a "pass" event; fields of either may be given."""
+    rows = [1000 + i for i in indices] if rows is None else rows
+    opened = {
+        "loop": loop, "loader": 0, "made": site(20, "loader = DataLoader(data)"), "made_sampler": site(18, "sampler = ..."),
+        "sampler": "DistributedSampler",
+        "batch_sampler": "BatchSampler", "dataset": "Data", "dataset_id": 0, "dataset_len": 64, "iterable": False, "num_workers": 0,
+        "persistent": False,
+        "batch_size": 4, "planned": -(-len(indices) // 4), "epochs": {},
+    }  # fmt: skip
+    ended = {
+        "loop": loop, "loader": 0, "num_batches": -(-len(rows) // 4), "num_samples": len(rows), "order": crc(indices),
+        "indices": packed(indices), "rows": packed(rows),
+        "labels": "", "content": crc(rows), "batch_sizes": [4, 4, 4], "backwards": 1, "collectives": 0, "steps": 4, "complete": True,
+        "grad": True, "training": True,
+    }  # fmt: skip
+    first, last = (
+        {k: v for k, v in fields.items() if k not in ended},
+        {k: v for k, v in fields.items() if k in ended or k in ("own", "worker_random")},
+    )
+    s, y = fields.get("s", 0), fields.get("y", 0)
+    begin = event(
+        "loader", line=line, **(opened | {k: v for k, v in first.items() if k not in ("s", "y", "own", "worker_random")}), s=s, y=y
+    )
+    return [begin, event("pass", line=line, **(ended | last), s=s, y=y)] if closed else [begin]
+
+
+def ddp(world: int = 2) -> Event:
+    return event("wrap", index=0, group_size=world)
+
+
+def shuffled(rank: int, epoch: int = 0, world: int = 2, **told: Any) -> dict[str, Any]:
+    return {
+        "distributed": {
+            "num_replicas": world,
+            "rank": rank,
+            "epoch": epoch,
+            "seed": 0,
+            "shuffle": True,
+            "total_size": 64,
+            "num_samples": 32,
+            **told,
+        }
+    }
+
+
+def share(rank: int, epoch: int = 0, num: int = 64) -> list[int]:
+    """A rank's share of a permutation of its own for each epoch."""
+    return [(i * 29 + 7 * epoch) % num for i in range(num)][rank::2]
+
+
+def two(*events: list[Event], rows: tuple[list[bytes], list[bytes]] = ([], []), **how: Any) -> Run:
+    recordings = [recording([ddp(), *own], rows[rank], rank=rank) for rank, own in enumerate(events)]
+    return builder.run(recordings, **how)
+
+
+def said(check: type[Check], run: Run) -> Finding:
+    found = builder.findings(check, run)
+    assert len(found) == 1 and found[0].code == check.code
+    return found[0]
+
+
+def silent(check: type[Check], run: Run) -> None:
+    assert builder.findings(check, run) == []
+
+
+def healthy(epochs: int = 2) -> Run:
+    return two(*([e for epoch in range(epochs) for e in one_pass(epoch, share(rank, epoch), **shuffled(rank, epoch))] for rank in range(2)))
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_silent_on_a_healthy_run(check: type[Check]) -> None:
+    silent(check, healthy())
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_nothing_recorded_is_no_crash(check: type[Check]) -> None:
+    silent(check, builder.run([]))
+    silent(check, builder.run([Recording("0-1-1"), Recording("0-2-1")], nproc=2))
+    silent(check, builder.run([recording([ddp()], [row(0)[:100]], rank=0)], nproc=2))
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_forged_fields_are_no_crash(check: type[Check]) -> None:
+    odd: list[Any] = [None, "x", -1, [], {}, [None], 1e400]
+    for value in odd:
+        names = (
+            "indices",
+            "rows",
+            "labels",
+            "distributed",
+            "subset",
+            "planned",
+            "num_batches",
+            "own",
+            "worker_random",
+            "epochs",
+            "dataset_len",
+            "made",
+            "batch_sizes",
+            "base_seed",
+            "num_workers",
+            "sampler",
+        )
+        forged = [
+            [*one_pass(n, share(0, n), **shuffled(0, n))[:1], event("pass", **{"loop": n, "backwards": 1, **dict.fromkeys(names, value)})]
+            for n in range(2)
+        ]
+        opened = [event("loader", **{"loop": n, **dict.fromkeys(names, value)}) for n in range(2, 4)]
+        closed = [event("pass", **{"loop": n, "backwards": 1, **dict.fromkeys(names, value)}) for n in range(2, 4)]
+        other = [
+            event(k, site=value, values=value, digest=value, exits=value, ranges=value, of="step", at=value)
+            for k in ("draw", "loop", "seed")
+        ]
+        builder.findings(check, two(*[[e for f in forged for e in f] + opened + closed + other for _ in range(2)], exits=(1, -9)))
+
+
+def test_epoch_not_set() -> None:
+    run = two(*([e for n in range(3) for e in one_pass(n, share(rank), **shuffled(rank))] for rank in range(2)))
+    found = said(EpochNotSet, run)
+    assert found.message == "epochs 0 to 2 drew the same sample order" and found.ranks == (0, 1)
+    assert found.where is not None and found.where.line == 40
+
+
+def test_epoch_not_set_when_loaders_are_made_anew_and_passes_are_cut() -> None:
+    said(
+        EpochNotSet,
+        two(
+            *(
+                [e for n in range(2) for e in one_pass(n, share(rank)[: 12 + n], loader=n, complete=False, **shuffled(rank))]
+                for rank in range(2)
+            )
+        ),
+    )
+
+
+def test_no_shuffle_is_meant() -> None:
+    silent(
+        EpochNotSet, two(*([e for n in range(2) for e in one_pass(n, share(rank), **shuffled(rank, shuffle=False))] for rank in range(2)))
+    )
+
+
+def test_a_sampler_of_the_scripts_own_with_set_epoch() -> None:
+    fields = {"sampler": "Mine", "custom_sampler": True, "set_epoch": True, "distributed": None}
+    said(EpochNotSet, two(*([e for n in range(2) for e in one_pass(n, share(rank), **fields)] for rank in range(2))))
+    silent(EpochNotSet, two(*([e for n in range(2) for e in one_pass(n, sorted(share(rank)), **fields)] for rank in range(2))))
+
+
+def plain(**more: Any) -> dict[str, Any]:
+    return {"sampler": "RandomSampler", "distributed": None, **more}
+
+
+def test_no_sampler() -> None:
+    found = said(NotSharded, two(*([*one_pass(0, share(0), **plain())] for _ in range(2))))
+    assert found.severity is Severity.ERROR and found.where is not None and found.where.line == 20
+
+
+def test_ranks_that_train_alone_are_not_judged() -> None:
+    silent(NotSharded, builder.run([recording(one_pass(0, share(0), **plain()), rank=r) for r in range(2)]))
+
+
+def test_shards_cut_before_the_loader() -> None:
+    """Equal indices into other samples: `data[rank::world]` under shuffle=True with one seed."""
+    silent(NotSharded, two(*(one_pass(0, share(0), rows=[rank * 5000 + i for i in range(32)], **plain()) for rank in range(2))))
+
+
+def test_a_global_batch_cut_by_rank() -> None:
+    cut = [event("accumulation", opt=0, rows=2) for _ in range(3)]
+    silent(NotSharded, two(*([*one_pass(0, share(0), **plain()), *cut] for _ in range(2))))
+
+
+def test_the_whole_data_on_each_rank_in_its_own_order() -> None:
+    orders = [list(range(64)), list(range(63, -1, -1))]
+    found = said(NotSharded, two(*(one_pass(0, order, **plain()) for order in orders)))
+    assert found.severity is Severity.WARNING and "all 64 samples" in found.message
+
+
+def test_sampling_with_replacement_is_meant() -> None:
+    orders = [list(range(64)), list(range(63, -1, -1))]
+    silent(NotSharded, two(*(one_pass(0, order, **plain(replacement=True)) for order in orders)))
+
+
+def steps(batches: list[int], losses: list[float]) -> list[bytes]:
+    return [row(i, batch=b, loss=v, param=5, num_coll=1) for i, (b, v) in enumerate(zip(batches, losses, strict=True))]
+
+
+def test_equal_batches_by_hand() -> None:
+    rows = steps([11, 12, 13], [0.5, 0.4, 0.3])
+    assert said(NotSharded, two([], [], rows=(rows, rows))).severity is Severity.ERROR
+    same = steps([11, 11, 11], [0.5, 0.5, 0.5])
+    assert said(NotSharded, two([], [], rows=(same, same))).severity is Severity.ADVICE
+    silent(NotSharded, two([], [], rows=(rows, steps([21, 22, 23], [0.5, 0.4, 0.3]))))
+    silent(NotSharded, two([], [], rows=(rows, steps([11, 12, 13], [0.5, 0.4, 0.2]))))
+    silent(NotSharded, two([], [], rows=(rows[:2], rows[:2])))
+
+
+def test_equal_batches_by_hand_without_ddp() -> None:
+    rows = steps([0, 0, 0], [0.5, 0.4, 0.3])
+
+    def synced(*gradients: float) -> Run:
+        events = [
+            [event("initial", opt=0, each=[1, 2]), *(event("gradients", opt=0, local={"0": [g + i]}) for i in range(2))] for g in gradients
+        ]
+        return builder.run([recording(e, rows, rank=r) for r, e in enumerate(events)])
+
+    said(NotSharded, synced(0.1, 0.1))
+    silent(NotSharded, synced(0.1, 0.2))  # the loss was reduced before backward
+
+
+def test_seed_and_epoch_differ() -> None:
+    seeds = two(*(one_pass(0, share(rank, rank), **shuffled(rank, seed=rank)) for rank in range(2)))
+    assert "seed differs" in said(SeedDiffers, seeds).message
+    epochs = two(*(one_pass(0, share(rank, rank), **shuffled(rank, epoch=rank)) for rank in range(2)))
+    assert "epoch differs" in said(SeedDiffers, epochs).message
+
+
+def test_wrong_world() -> None:
+    found = said(WrongWorld, two(*(one_pass(0, share(0), **shuffled(0, world=1)) for _ in range(2))))
+    assert found.where is not None and found.where.line == 18 and "1 replicas" in found.message
+    said(WrongWorld, two(*(one_pass(0, share(0), **shuffled(0)) for _ in range(2))))
+
+
+def test_more_virtual_shards_than_ranks() -> None:
+    run = two(*([e for n in range(2) for e in one_pass(n, share(rank, n), **shuffled(2 * rank + n, world=4))] for rank in range(2)))
+    silent(WrongWorld, run)
+
+
+def subset(indices: list[int], base: int = 0) -> dict[str, Any]:
+    return {"num": len(indices), "set": crc(sorted(indices)), "order": crc(indices), "of": 64, "base": base, "indices": packed(indices)}
+
+
+def test_split_differs_under_a_sampler() -> None:
+    sets = [list(range(48)), list(range(16, 64))]
+    run = two(*(one_pass(0, share(rank, num=48), **shuffled(rank), subset=subset(sets[rank])) for rank in range(2)))
+    assert "another one on each rank" in said(SplitDiffers, run).message
+
+
+def measured(loop: int, indices: list[int], **fields: Any) -> list[Event]:
+    return one_pass(loop, indices, line=50, backwards=0, grad=False, training=False, **fields)
+
+
+def test_split_leaks() -> None:
+    train, held = [list(range(48)), list(range(16, 64))], [list(range(48, 64)), list(range(16))]
+    leak = [[*one_pass(0, train[r], **plain()), *measured(1, held[r], **plain())] for r in range(2)]
+    found = said(SplitDiffers, two(*leak))
+    assert "16 of the 16 samples" in found.message
+    same = [[*one_pass(0, train[0][r::2], **plain()), *measured(1, held[0], **plain())] for r in range(2)]
+    silent(SplitDiffers, two(*same))
+    trained = [[*one_pass(0, train[r], **plain()), *measured(1, train[r], **plain())] for r in range(2)]
+    silent(SplitDiffers, two(*trained))  # a script that measures on what it trains on
+
+
+def test_batch_sampler() -> None:
+    fields = {"sampler": "SequentialSampler", "batch_sampler": "Buckets", "custom_batch_sampler": True, "distributed": None}
+    assert "Buckets" in said(BatchSamplerNotSharded, two(*(one_pass(0, share(0), **fields) for _ in range(2)))).message
+    silent(NotSharded, two(*(one_pass(0, share(0), **fields) for _ in range(2))))
+    silent(BatchSamplerNotSharded, two(*(one_pass(0, share(rank), **fields) for rank in range(2))))
+
+
+def stream(rank: int, rows: list[int], **fields: Any) -> list[Event]:
+    return one_pass(0, [], rows=rows, iterable=True, dataset="Stream", dataset_len=-1, planned=None, **plain(**fields))
+
+
+def test_stream() -> None:
+    rows = list(range(100, 132))
+    assert "on all ranks" in said(IterableNotSharded, two(*(stream(r, rows) for r in range(2)))).message
+    silent(IterableNotSharded, two(*(stream(r, rows[r::2]) for r in range(2))))
+    twice = two(*(stream(r, [v for v in rows[r::2] for _ in range(2)], num_workers=2) for r in range(2)))
+    assert "2 workers" in said(IterableNotSharded, twice).message
+
+
+def test_workers_keep_epoch() -> None:
+    fields = {"persistent": True, "num_workers": 2}
+
+    def run(second: int) -> Run:
+        own = [[*stream(r, list(range(16)), epochs={"epoch": 0}, **fields), *one_pass(1, [], rows=[second + i for i in range(16)], iterable=True, dataset="Stream",
+               dataset_len=-1, planned=None, epochs={"epoch": 1}, **plain(**fields))] for r in range(2)]  # fmt: skip
+        return two(*own)
+
+    found = said(WorkersKeepEpoch, run(0))
+    assert "epoch went from 0 to 1" in found.message
+    silent(WorkersKeepEpoch, run(500))
+
+
+def draws(digests: list[int], **fields: Any) -> list[Event]:
+    told = {"fn": "randn", "num": 1, "numel": 16, "rows": 4, "whole": True, "generator": False, "data": False, "grad": True} | fields
+    return [event("draw", line=60, at=i + 1, digest=d, **told) for i, d in enumerate(digests)]
+
+
+def noisy(own: list[int], other: list[int], fed: int = 4, **fields: Any) -> Run:
+    seeded = [event("seed", line=5, what="torch", value=0), event("accumulation", opt=0, rows=fed)]
+    return two([*seeded, *draws(own, **fields)], [*seeded, *draws(other, **fields)])
+
+
+def test_equal_noise() -> None:
+    found = said(RankIdenticalRng, noisy([1, 2, 3, 4], [1, 2, 3, 4]))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 5
+    silent(RankIdenticalRng, noisy([1, 2, 3, 4], [5, 6, 7, 8]))
+    silent(RankIdenticalRng, noisy([1, 2], [1, 2]))
+
+
+def test_draws_that_ranks_may_share() -> None:
+    silent(RankIdenticalRng, noisy([1, 2, 3], [1, 2, 3], rows=0, numel=1))  # one decision for all
+    silent(RankIdenticalRng, noisy([1, 2, 3], [1, 2, 3], rows=8, numel=8, fn="randint", whole=False))  # a global batch, cut by rank
+    silent(RankIdenticalRng, noisy([1, 2, 3], [1, 2, 3], grad=False))  # samples drawn to be looked at
+
+
+def test_equal_augmentation() -> None:
+    said(RankIdenticalRng, noisy([1, 2, 3], [1, 2, 3], rows=0, numel=4, num=4, data=True, fn="random"))
+
+
+def test_dropout_alone_is_advice() -> None:
+    rows = [row(i, rng=100 + i) for i in range(5)]
+    layers = [event("layers", opt=0, dropout=1, batchnorm=0), event("seed", line=5, what="torch", value=0)]
+    assert said(RankIdenticalRng, two(layers, layers, rows=(rows, rows))).severity is Severity.ADVICE
+    silent(RankIdenticalRng, two(layers, layers, rows=(rows, [row(i, rng=200 + i) for i in range(5)])))
+
+
+def test_worker_seeds() -> None:
+    def run(*seeds: int, moved: int = 1) -> Run:
+        own = (one_pass(0, share(r), **shuffled(r), num_workers=2, base_seed=seeds[r], worker_random=[moved, 0, 0, 0]) for r in range(2))
+        return two(*own)
+
+    said(WorkerRngIdentical, run(7, 7))
+    silent(WorkerRngIdentical, run(7, 8))
+    silent(WorkerRngIdentical, run(7, 7, moved=0))
+
+
+def test_sample_order() -> None:
+    mapping = [list(range(64)), list(range(63, -1, -1))]
+
+    def run(same: bool) -> Run:
+        own = []
+        for rank in range(2):
+            keys = [
+                event(
+                    "dataset", kind="Data", attributes={"keys": [1 if same else rank + 1, 9, 64, site(8, "self.keys = list(set(names))")]}
+                )
+            ]
+            table = mapping[0 if same else rank]
+            for epoch in range(2):
+                drawn = share((rank + epoch) % 2)
+                keys += one_pass(epoch, drawn, rows=[table[i] for i in drawn], **shuffled(rank, epoch))
+            own.append(keys)
+        return two(*own)
+
+    found = said(SampleOrderDiffers, run(False))
+    assert found.where is not None and found.where.line == 8
+    silent(SampleOrderDiffers, run(True))
+
+
+def test_labels_contradict() -> None:
+    own = []
+    for rank in range(2):
+        events: list[Event] = []
+        for epoch in range(2):
+            drawn = share((rank + epoch) % 2)
+            events += one_pass(epoch, drawn, labels=packed([(i + rank) % 5 for i in drawn]), **shuffled(rank, epoch))
+        own.append(events)
+    assert "another label" in said(SampleOrderDiffers, two(*own)).message
+
+
+def loop_event(*exits: tuple[int, str, int], of: str = "loader", line: int = 40) -> Event:
+    ranges = [
+        {"file": "/home/u/train.py", "func": "main", "first": 40, "last": 48, "level": 0},
+        {"file": "/home/u/train.py", "func": "main", "first": 38, "last": 55, "level": 1},
+    ]
+    return event(
+        "loop", line=line, of=of, ranges=ranges, exits=[{"site": site(at), "kind": kind, "level": level} for at, kind, level in exits]
+    )
+
+
+def uneven(few: int = 3, **first: Any) -> list[list[Event]]:
+    long = one_pass(0, list(range(20)), closed=False, **plain(planned=5))
+    return [[loop_event(), *one_pass(0, list(range(4 * few)), **(plain(planned=few) | first))], [loop_event(), *long]]
+
+
+def test_uneven_inputs() -> None:
+    rows = [row(i, num_batches=1, t_ns=1 << 60) for i in range(3)]
+    found = said(UnevenInputs, two(*uneven(), rows=(rows, rows), exits=(-9, -9), reason="hang"))
+    assert found.ranks == (0,) and found.where is not None and found.where.line == 40
+    silent(UnevenInputs, two(*uneven(), rows=(rows, rows)))  # ended well, as many steps: nobody was harmed
+    joined = [[event("join"), *own] for own in uneven()]
+    silent(UnevenInputs, two(*joined, rows=(rows, rows), exits=(-9, -9), reason="hang"))
+    early = uneven(planned=5, complete=False)
+    silent(UnevenInputs, two(*early, rows=(rows, rows), exits=(-9, -9), reason="hang"))  # it left by itself: EVL103
+
+
+def resumed(second: list[int], *, load: bool = True) -> Run:
+    own = []
+    for rank in range(2):
+        events = [e for n in range(2) for e in one_pass(n, share(rank, n), **shuffled(rank, n))]
+        events.append(event("save", path="/c.pt", done=True))
+        if load:
+            events.append(event("load_optimizer", kind="SGD"))
+        for n, epoch in enumerate(second):
+            events += one_pass(2 + n, share(rank, epoch), **shuffled(rank, epoch))
+        own.append(events)
+    return two(*own)
+
+
+def test_resume() -> None:
+    said(ShuffleRestarts, resumed([0, 1]))
+    silent(ShuffleRestarts, resumed([2, 3]))
+    silent(ShuffleRestarts, resumed([0, 1], load=False))  # a second training from fresh weights
+
+
+def test_going_back_to_an_earlier_checkpoint_is_meant() -> None:
+    own = []
+    for rank in range(2):
+        events = [*one_pass(0, share(rank, 0), **shuffled(rank, 0)), event("save", path="/c.pt", done=True)]
+        events += [*one_pass(1, share(rank, 1), **shuffled(rank, 1)), event("load_optimizer", kind="SGD")]
+        own.append(events + one_pass(2, share(rank, 1), **shuffled(rank, 1)))
+    silent(ShuffleRestarts, two(*own))
+
+
+def test_the_rest_of_a_finished_epoch() -> None:
+    own = [
+        [e for n in range(2) for e in one_pass(n, share(r, n), **shuffled(r, n))] + one_pass(2, share(r, 0)[12:], line=44, **shuffled(r, 0))
+        for r in range(2)
+    ]
+    assert "trained on again" in said(ShuffleRestarts, two(*own)).message
+
+
+def test_shares_overlap() -> None:
+    fields = {"custom_batch_sampler": True, "batch_sampler": "Buckets", "distributed": None, "sampler": "SequentialSampler"}
+    overlapping = [share(0), [(i * 3) % 64 for i in range(32)]]
+    found = said(ShardsDoNotCover, two(*(one_pass(0, overlapping[r], **fields) for r in range(2))))
+    assert "come never" in found.message
+    silent(ShardsDoNotCover, two(*(one_pass(0, share(r), **fields) for r in range(2))))
+
+
+def test_shares_cut_by_hand_overlap() -> None:
+    def run(start: int) -> Run:
+        bounds = [range(32), range(start, start + 32)]
+        return two(
+            *(
+                [e for n in range(2) for e in one_pass(n, list(range(32)), rows=list(bounds[r]), dataset_len=32, **plain())]
+                for r in range(2)
+            )
+        )
+
+    assert said(ShardsDoNotCover, run(20)).severity is Severity.WARNING
+    silent(ShardsDoNotCover, run(32))

@@ -1,0 +1,346 @@
+"""The evaluation checks on runs made by hand: each fires on its fault, is silent on a healthy twin, and survives torn recordings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import builder
+import pytest
+from builder import event, recording, row, site
+
+from harness.checks.base import Check, Inconclusive
+from harness.checks.evl.everywhere import EvalOnAllRanks
+from harness.checks.evl.local_decision import RankLocalDecision
+from harness.checks.evl.never_evals import NeverEvals
+from harness.checks.evl.one_shard import MetricFromOneShard
+from harness.checks.evl.padding import EvalPaddingDuplicates
+from harness.checks.evl.reports import Report, Value
+from harness.checks.evl.stays_in_eval import StaysInEval
+from harness.checks.evl.sum_not_divided import MetricSumNotDivided
+from harness.checks.evl.unequal_means import MeanOfUnequalMeans
+from harness.model import Finding, Severity
+from harness.record import Event, Recording, Run
+
+ALL: list[type[Check]] = [
+    EvalOnAllRanks, EvalPaddingDuplicates, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision, StaysInEval,
+]  # fmt: skip
+
+
+def ddp(world: int = 2) -> Event:
+    return event("wrap", index=0, group_size=world)
+
+
+def one_pass(
+    loop: int, *, line: int, closed: bool = True, opened: dict[str, Any] | None = None, s: int = 0, y: int = 0, **ended: Any
+) -> list[Event]:
+    first = {
+        "loop": loop, "made": site(20, "loader = ..."), "sampler": "SequentialSampler", "dataset": "Data", "dataset_len": 20,
+        "num_workers": 0,
+        "batch_size": 5, "planned": 2,
+    } | (opened or {})  # fmt: skip
+    last = {
+        "loop": loop,
+        "num_batches": 2,
+        "num_samples": 10,
+        "content": 7,
+        "order": 7,
+        "steps": 0,
+        "backwards": 0,
+        "collectives": 0,
+        "complete": True,
+    } | ended
+    begin = event("loader", line=line, s=s - last["steps"], y=y, **first)
+    return [begin, event("pass", line=line, s=s, y=y, **last)] if closed else [begin]
+
+
+def trained(loop: int, s: int, *, y: int = 0, closed: bool = True, **ended: Any) -> list[Event]:
+    return one_pass(loop, line=30, s=s, y=y, closed=closed, **({"backwards": 2, "steps": 2, "grad": True, "training": True} | ended))
+
+
+def sampler(rank: int, *, total: int = 20, size: int = 20, drop_last: bool = False) -> dict[str, Any]:
+    told = {
+        "num_replicas": 2,
+        "rank": rank,
+        "shuffle": False,
+        "drop_last": drop_last,
+        "total_size": total,
+        "num_samples": total // 2,
+        "dataset_len": size,
+    }
+    return {"sampler": "DistributedSampler", "distributed": told, "dataset_len": size}
+
+
+def measured(loop: int, s: int, *, rank: int = 0, y: int = 5, opened: dict[str, Any] | None = None, **ended: Any) -> list[Event]:
+    return one_pass(loop, line=50, s=s, y=y, opened=sampler(rank) | (opened or {}), **({"grad": False, "training": False} | ended))
+
+
+def says(text: str, *, s: int, y: int = 5, line: int = 60) -> Event:
+    return event("print", line=line, s=s, y=y, text=text)
+
+
+def losses(*values: float) -> list[bytes]:
+    return [row(i, loss=v) for i, v in enumerate(values)]
+
+
+def two(*events: list[Event], rows: tuple[list[bytes], list[bytes]] = ([], []), **how: Any) -> Run:
+    return builder.run([recording([ddp(), *own], rows[rank], rank=rank) for rank, own in enumerate(events)], **how)
+
+
+def said(check: type[Check], run: Run) -> Finding:
+    found = builder.findings(check, run)
+    assert len(found) == 1 and found[0].code == check.code
+    return found[0]
+
+
+def silent(check: type[Check], run: Run) -> None:
+    assert builder.findings(check, run) == []
+
+
+def reduced(before: list[float], after: list[float], *, s: int, line: int = 55, kind: str = "sum") -> Event:
+    one = event("reduced", line=line, s=s, y=6, op="all_reduce", reduce=kind, before=before, after=after, at=s, at_y=6)
+    one.data["at_t"] = one.t_ns  # type: ignore[index]
+    return one
+
+
+def healthy() -> Run:
+    own = []
+    for rank in range(2):
+        events = trained(0, 2) + measured(1, 2, rank=rank)
+        events.append(event("coll", line=55, s=2, y=5, op="all_reduce", numel=2))
+        events.append(reduced([4.0 + rank, 10.0], [9.0, 20.0], s=2))
+        own.append(events + ([says("epoch 0: accuracy 0.4500", s=2, y=6)] if rank == 0 else []))
+    return two(*own, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_silent_on_a_healthy_run(check: type[Check]) -> None:
+    silent(check, healthy())
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_nothing_recorded_is_no_crash(check: type[Check]) -> None:
+    silent(check, builder.run([]))
+    silent(check, builder.run([Recording("0-1-1"), Recording("0-2-1")], nproc=2))
+    silent(check, builder.run([recording([ddp()], [row(0)[:100]], rank=0)], nproc=2))
+
+
+@pytest.mark.parametrize("check", ALL)
+@pytest.mark.parametrize("value", [None, "x", -1, [], {}, [None], 1e400])
+def test_forged_fields_are_no_crash(check: type[Check], value: Any) -> None:
+    names = (
+        "distributed",
+        "switch",
+        "planned",
+        "num_samples",
+        "content",
+        "before",
+        "after",
+        "at",
+        "at_t",
+        "text",
+        "exits",
+        "ranges",
+        "first_t",
+        "rows",
+        "y",
+    )
+    forged = dict.fromkeys(names, value)
+    kinds = ("loader", "pass", "reduced", "print", "loop", "evaluated", "layers", "step_mode", "scalar", "coll", "open", "stall")
+    events = [event(k, line=9, **(forged | {"loop": n, "of": "loader"})) for n in range(2) for k in kinds]
+    builder.findings(check, two(trained(5, 2) + events, trained(5, 2) + events, rows=(losses(1, 2), losses(1, 3)), exits=(1, -9)))
+
+
+def test_padding_counted() -> None:
+    def run(op: str, numel: int, **sizes: Any) -> Run:
+        own = []
+        for rank in range(2):
+            events = trained(0, 2) + measured(1, 2, rank=rank, opened=sampler(rank, **sizes))
+            own.append([*events, event("coll", line=55, s=2, y=5, op=op, numel=numel)])
+        return two(*own)
+
+    found = said(EvalPaddingDuplicates, run("all_reduce", 2, size=19))
+    assert "counts 20 samples, the data set has 19" in found.message
+    said(EvalPaddingDuplicates, run("all_gather", 2, size=19))
+    silent(EvalPaddingDuplicates, run("all_reduce", 2))
+    silent(EvalPaddingDuplicates, run("all_reduce", 2, size=21, drop_last=True))
+    with pytest.raises(Inconclusive):
+        list(EvalPaddingDuplicates().end(run("all_gather", 10, size=19)))  # predictions, which may be cut to the length
+
+
+def one_shard(text: str, *, y: int = 5, everywhere: bool = False) -> Run:
+    own = []
+    for rank in range(2):
+        events = trained(0, 2) + measured(1, 2, rank=rank)
+        own.append(events + ([says(text, s=2, y=y)] if rank == 0 or everywhere else []))
+    return two(*own, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
+
+
+def test_one_shard() -> None:
+    found = said(MetricFromOneShard, one_shard("epoch 0: accuracy 0.4512"))
+    assert found.severity is Severity.WARNING and found.ranks == (0,) and found.where is not None and found.where.line == 50
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[rank 0] accuracy 0.4512", "local accuracy 0.4512", "evaluated in 3.21 s", "accuracy: 45 of 100", "train loss 0.4000", "lr 0.0100"],
+)
+def test_lines_that_do_not_speak_for_all(text: str) -> None:
+    silent(MetricFromOneShard, one_shard(text))
+
+
+def test_synchronised_before_the_report() -> None:
+    silent(MetricFromOneShard, one_shard("accuracy 0.4512", y=6))
+    silent(MetricFromOneShard, one_shard("accuracy 0.4512", everywhere=True))
+
+
+def test_measured_on_rank_0_alone() -> None:
+    events = trained(0, 2) + measured(1, 2, opened={"distributed": None})
+    silent(MetricFromOneShard, two([*events, says("accuracy 0.4512", s=2)], trained(0, 2)))
+
+
+def test_own_training_loss_in_a_table() -> None:
+    def run(*, table: bool) -> Run:
+        events = trained(0, 2)
+        told = [says("epoch 0: train loss 0.4500", s=2), *([event("open", line=61, s=2, path="/r/metrics.csv", mode="a")] if table else [])]
+        return two([*events, *told], trained(0, 2), rows=(losses(0.5, 0.4), losses(0.7, 0.6)))
+
+    assert "metrics.csv" in said(MetricFromOneShard, run(table=True)).message
+    silent(MetricFromOneShard, run(table=False))
+
+
+def hand_made(inputs: tuple[int, int], *, told: str = "accuracy 0.4512") -> Run:
+    own = []
+    for rank in range(2):
+        events = trained(0, 2)
+        one = event(
+            "evaluated", line=50, s=2, y=5, num_forwards=2, rows=10, inputs=inputs[rank], first_y=5, last_y=5, grad=False, looped=False
+        )
+        one.data.update(first_t=one.t_ns - 10, last_t=one.t_ns)  # type: ignore[attr-defined]
+        own.append([*events, one, *([says(told, s=2)] if rank == 0 else [])])
+    return two(*own)
+
+
+def test_loops_without_a_loader() -> None:
+    said(MetricFromOneShard, hand_made((3, 4)))
+    silent(MetricFromOneShard, hand_made((3, 3)))
+    assert said(EvalOnAllRanks, hand_made((3, 3))).severity is Severity.ADVICE
+    silent(EvalOnAllRanks, hand_made((3, 4)))
+
+
+def loop_event(level: int) -> Event:
+    ranges = [
+        {"file": "/home/u/train.py", "func": "main", "first": 30, "last": 34, "level": 0},
+        {"file": "/home/u/train.py", "func": "main", "first": 28, "last": 70, "level": 1},
+    ]
+    return event(
+        "loop", line=30, of="loader", ranges=ranges, exits=[{"site": site(66, "if bad > patience: break"), "kind": "break", "level": level}]
+    )
+
+
+def stopped(*, waits_at: int = 80) -> Run:
+    """Rank 1 leaves after one epoch; rank 0 is in its second."""
+    left = [loop_event(1), *trained(0, 2), event("coll", line=waits_at, s=2, op="barrier", numel=-1)]
+    stayed = [loop_event(1), *trained(0, 2), *trained(1, 4, closed=False)]
+    rows = [row(i, num_batches=1, t_ns=10**9) for i in range(2)]
+    return two(stayed, left, rows=(rows, rows), exits=(-9, -9), reason="hang")
+
+
+def test_decided_alone() -> None:
+    found = said(RankLocalDecision, stopped())
+    assert found.ranks == (1,) and found.where is not None and found.where.line == 66 and "epoch loop" in found.message
+    silent(RankLocalDecision, stopped(waits_at=60))  # inside the loop: a collective of its own
+
+
+def test_broke_off_in_mid_epoch() -> None:
+    rows = [row(i, num_batches=1, t_ns=1 << 60) for i in range(3)]
+    left = [loop_event(0), *trained(0, 2, num_batches=2, complete=False)]
+    left[1].data["planned"] = 5  # type: ignore[index]
+    stayed = [loop_event(0), *trained(0, 2, closed=False)]
+    found = said(RankLocalDecision, two(left, stayed, rows=(rows, rows), exits=(-9, -9), reason="hang"))
+    assert found.ranks == (0,)
+
+
+def test_a_rank_that_failed_has_not_decided() -> None:
+    left = [loop_event(1), *trained(0, 2), event("failure", line=52, type="ValueError", message="x", frames=[site(52)])]
+    stayed = [loop_event(1), *trained(0, 2), *trained(1, 4, closed=False)]
+    silent(RankLocalDecision, two(stayed, left, exits=(-9, 1)))
+
+
+def modes(*told: tuple[int, bool], dropout: int = 1) -> list[Event]:
+    return [event("layers", opt=0, dropout=dropout, batchnorm=0), *(event("step_mode", s=s, opt=0, training=t) for s, t in told)]
+
+
+def test_stays_in_eval() -> None:
+    rows = [row(i) for i in range(8)]
+    switched = [event("mode", line=44, s=4, training=False)]
+    found = said(StaysInEval, two(*([*modes((0, True), (4, False)), *switched] for _ in range(2)), rows=(rows, rows)))
+    assert found.where is not None and found.where.line == 44 and "steps 4 to 7" in found.message
+    silent(StaysInEval, two(*(modes((0, True), (4, False), (6, True)) for _ in range(2)), rows=(rows, rows)))
+    silent(StaysInEval, two(*(modes((0, False)) for _ in range(2)), rows=(rows, rows)))  # from the start: meant
+    silent(StaysInEval, two(*(modes((0, True), (4, False), dropout=0) for _ in range(2)), rows=(rows, rows)))
+    silent(StaysInEval, two(modes((0, True), (4, False)), modes((0, True)), rows=(rows, rows)))  # one rank: SYN120
+
+
+def never(switch: dict[str, Any], *before: Event) -> Run:
+    told = {"root_training": True, "dropout": 1, "batchnorm": 0, "body_random": True, "batchnorm_moved": False} | switch
+    return two(
+        *(
+            [event("layers", opt=0, dropout=1, batchnorm=0), *trained(0, 2), *before, *measured(1, 2, rank=r, training=True, switch=told)]
+            for r in range(2)
+        )
+    )
+
+
+def test_never_evals() -> None:
+    assert "Dropout drew masks" in said(NeverEvals, never({})).message
+    assert "BatchNorm" in said(NeverEvals, never({"body_random": False, "batchnorm_moved": True})).message
+    silent(NeverEvals, never({"body_random": False}))
+    silent(NeverEvals, never({"root_training": False}))
+    silent(NeverEvals, never({}, event("mode", line=48, s=2, training=True)))  # recalibration
+
+
+def summed(text: str, before: tuple[float, float], after: float) -> Run:
+    own = []
+    for rank in range(2):
+        events = trained(0, 2) + measured(1, 2, rank=rank) + [reduced([before[rank]], [after], s=2)]
+        own.append(events + ([says(text, s=2, y=6)] if rank == 0 else []))
+    return two(*own, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
+
+
+def test_sum_of_means() -> None:
+    found = said(MetricSumNotDivided, summed("accuracy 0.8512", (0.4212, 0.43), 0.8512))
+    assert found.where is not None and found.where.line == 55
+    silent(MetricSumNotDivided, summed("accuracy 0.4256", (0.4212, 0.43), 0.8512))
+    silent(MetricSumNotDivided, summed("accuracy total 0.8512", (0.4212, 0.43), 0.8512))
+    silent(MetricSumNotDivided, summed("loss 85.12", (42.12, 43.0), 85.12))  # a sum of sums, for all one can tell
+
+
+def test_epoch_loss_not_divided() -> None:
+    found = said(MetricSumNotDivided, summed("train loss 0.9000", (0.9, 0.9), 1.8))
+    assert "2 times the mean loss" in found.message
+    silent(MetricSumNotDivided, summed("train loss 0.4500", (0.9, 0.9), 1.8))
+
+
+def averaged(sizes: tuple[int, int], *, count: bool, text: str = "accuracy 0.4600") -> Run:
+    means = (0.42, 0.50)
+    own = []
+    for rank in range(2):
+        before = [means[rank], float(sizes[rank])] if count else [means[rank]]
+        after = [0.92, float(sum(sizes))] if count else [0.92]
+        events = trained(0, 2) + measured(1, 2, rank=rank, num_samples=sizes[rank]) + [reduced(before, after, s=2)]
+        own.append(events + ([says(text, s=2, y=6)] if rank == 0 else []))
+    return two(*own)
+
+
+def test_mean_of_unequal_means() -> None:
+    found = said(MeanOfUnequalMeans, averaged((12, 8), count=False))
+    assert "weighted by the samples it is 0.452" in found.notes[0]
+    silent(MeanOfUnequalMeans, averaged((10, 10), count=False))
+    silent(MeanOfUnequalMeans, averaged((12, 8), count=True))
+    silent(MeanOfUnequalMeans, averaged((12, 8), count=False, text="accuracy 0.4520"))
+
+
+def test_values_of_a_line() -> None:
+    line = Report(0, None, 0, 0, 0, "epoch 3 lr 0.0100 loss 1.2345 acc 87.50% took 2.31 s, 1.5e-3", "print")
+    assert [(v.value, v.digits) for v in line.values()] == [(1.2345, 5), (87.5, 4), (0.0015, 2)]
+    assert Value(0.45, 0.01).is_near(0.4549) and not Value(0.45, 0.01).is_near(0.456)
