@@ -29,6 +29,8 @@ LOADING_S = 180.0  # imports on a cold disk and a loaded machine
 LEAVE_S = 5.0
 MAX_SETS = 2
 MAX_FOLDER_PATH = 80  # the kernel allows 107 bytes for the path of a socket
+# As a string and not as a file: a frame of ours under a script must not look like a file of the user's.
+BOOT = "import sys; __file__ = sys.argv.pop(1); exec(compile(open(__file__, encoding='utf-8').read(), '<harness warm_server>', 'exec'))"
 MARK = "-" * 64  # room for a run id in /proc/<pid>/environ of a forked rank
 
 
@@ -154,7 +156,7 @@ class Pool:
             arguments, inherited = [*arguments, *more], [*inherited, *also]
         with open(self._folder / "log", "ab") as log:
             process = subprocess.Popen(
-                [self._python, "-u", str(LAUNCH_DIR / "warm_server.py"), *arguments],
+                [self._python, "-u", "-c", BOOT, str(LAUNCH_DIR / "warm_server.py"), *arguments],
                 env=dict(chosen.env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=inherited, start_new_session=True,
             )  # fmt: skip
         process.returncode = 0  # reaped by the supervisor

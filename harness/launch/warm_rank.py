@@ -166,7 +166,7 @@ def _compiled(path: str) -> types.CodeType:
 def _report(error: BaseException) -> None:
     """Prints the traceback without our frames; then the exception goes on, silently, so that the interpreter ends as it always does."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith("<harness "):
         frames = frames.tb_next
     error.__traceback__ = frames
     sys.excepthook(type(error), error, frames)

@@ -1,4 +1,4 @@
-"""A preloaded interpreter that forks ranks. Started by the supervisor as `python -u warm_server.py SOCKET CONTROL READY [...]`.
+"""A preloaded interpreter that forks ranks. Started by the supervisor as `python -u -c BOOT THIS_FILE SOCKET CONTROL READY [...]`.
 
 It must be what a fresh interpreter is up to the first line of the script, so everything that Python or torch fixes at start is put right in
 the child: environment, folder, argv, path, generators, process identity. It holds one thread and no CUDA context when it forks; if a
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 
-sys.path.pop(0)  # our own folder: never on a rank's path
+sys.path.pop(0)  # the folder that -c brings: a rank's path begins with its script's
 
 import contextlib
 import gc
@@ -26,15 +26,13 @@ from typing import Any, NoReturn
 
 
 def _load(name: str) -> Any:
-    """A sibling of this file under a private name, so that no `harness` package shows up in a rank's modules."""
-    import importlib.util
+    """A sibling of this file under private names, so that neither a rank's modules nor its stacks show anything of ours as the user's."""
+    import types
 
-    path = f"{os.path.dirname(os.path.abspath(__file__))}/{name}.py"  # noqa: PTH100, PTH120
-    spec = importlib.util.spec_from_file_location(f"_harness_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = types.ModuleType(f"_harness_{name}")
+    sys.modules[module.__name__] = module
+    with open(f"{os.path.dirname(os.path.abspath(__file__))}/{name}.py", encoding="utf-8") as source:  # noqa: PTH100, PTH120
+        exec(compile(source.read(), f"<harness {name}>", "exec"), module.__dict__)
     return module
 
 
