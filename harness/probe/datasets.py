@@ -104,16 +104,32 @@ def _is_iterable(dataset: Any) -> bool:
 
 
 def _subset(dataset: Any) -> dict[str, Any] | None:
-    indices = getattr(dataset, "indices", None)
-    if type(dataset).__name__ != "Subset" or not isinstance(indices, (list, tuple, range)):
+    """The Subsets that a dataset is, or wraps (one of the same length): indices into the innermost data set."""
+    chosen: list[int] | None = None
+    for _ in range(4):
+        if type(dataset).__name__ != "Subset":
+            inner = [v for v in vars(dataset).values() if type(v).__name__ == "Subset"] if hasattr(dataset, "__dict__") else []
+            if len(inner) != 1 or length(inner[0]) != length(dataset):
+                break
+            dataset = inner[0]
+        indices = dataset.indices
+        if type(indices).__name__ in ("Tensor", "ndarray"):
+            indices = indices.tolist()
+        if not isinstance(indices, (list, tuple, range)) or not indices or not all(hasattr(i, "__index__") for i in indices[:1]):
+            return None
+        own = [int(i) for i in indices[:MAX_KEPT]]
+        chosen = own if chosen is None else [own[i] for i in chosen if i < len(own)]
+        dataset = dataset.dataset
+    if chosen is None:
         return None
-    head = list(indices[:MAX_KEPT])
-    try:
-        return {"num": len(indices), "order": zlib.crc32(repr(head).encode()), "set": zlib.crc32(repr(sorted(head)).encode()),
-                "of": length(dataset.dataset),
-                "base": number_of(dataset.dataset), "indices": pack([int(i) for i in head[:8192]])}  # fmt: skip
-    except (TypeError, ValueError):
-        return None
+    return {
+        "num": len(chosen),
+        "order": zlib.crc32(repr(chosen).encode()),
+        "set": zlib.crc32(repr(sorted(chosen)).encode()),
+        "of": length(dataset),
+        "base": number_of(dataset),
+        "indices": pack(chosen[:8192]),
+    }
 
 
 def _seed(generator: Any) -> int | None:
@@ -192,11 +208,22 @@ def fingerprint(dataset: Any, depth: int = 0) -> dict[str, list[Any]]:
 
 
 def _elements(value: Any) -> list[str]:
-    """Texts of the elements of a sequence, or of the keys of a mapping; only plain elements, whose repr is cheap."""
+    """Texts of the elements of a sequence, of the keys of a mapping, of the rows of a tensor or array; only what is cheap to read."""
     if isinstance(value, dict):
         value = list(value)
-    elif type(value).__name__ == "ndarray" and getattr(value, "ndim", 0) == 1 and 1 < value.size <= 200_000 and value.dtype.kind in "USif":
-        value = value[:20_000].tolist()
+    elif isinstance(value, tuple) and value and type(value[0]).__name__ == "Tensor":
+        value = value[0]  # the tensors of a TensorDataset
+    if hasattr(value, "numel") and hasattr(value, "device"):
+        plain = digests.plain(value) and value.device.type == "cpu" and value.dim() and value.is_contiguous() and 1 < len(value) <= 200_000
+        return [f"{row:x}" for row in digests.of_rows(value, max_rows=20_000)] if plain else []
+    if (
+        type(value).__name__ == "ndarray"
+        and value.size > 1
+        and len(value) <= 200_000
+        and value.dtype.kind in "USifu"
+        and value.flags.c_contiguous
+    ):
+        return [f"{zlib.crc32(row.tobytes()):x}" for row in value.reshape(len(value), -1)[:20_000, :64]]
     if not isinstance(value, (list, tuple)) or not 1 < len(value) <= 200_000 or not _is_plain(value[0]):
         return []
     return [repr(v)[:200] if _is_plain(v) else type(v).__name__ for v in value[:20_000]]

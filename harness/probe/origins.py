@@ -16,55 +16,77 @@ from . import sites
 
 MAX_SOURCE_LINES = 20_000
 _trees: dict[str, ast.Module | None] = {}
+_arguments: dict[tuple[str, int, str], list[sites.Site]] = {}
 
 
-def argument(frame: FrameType | None, keyword: str, position: int, callee: str = "DataLoader") -> sites.Site | None:
-    """The line that made the value of an argument of the call that `frame` is in: its assignment, or the argument itself where it is
-    written out.
+def argument(frame: FrameType | None, keyword: str, position: int, callee: str = "DataLoader") -> list[sites.Site]:
+    """The lines that made the value of an argument of the call that `frame` is in: its assignment (or the argument itself where it is
+    written out), then the assignments of what went into that, nearest first, at most six.
 
-    Read from the source, not from the frame's variables: looking at those would keep them alive, and None where the source does not tell.
+    Read from the source, not from the frame's variables: looking at those would keep them alive; empty where the source does not tell.
     """
     frame = sites.user_frame(frame)
-    tree = _tree(frame.f_code.co_filename) if frame is not None else None
-    if frame is None or tree is None:
-        return None
-    line, scope = frame.f_lineno, _scope(tree, frame.f_lineno)
+    if frame is None:
+        return []
+    key = (frame.f_code.co_filename, frame.f_lineno, keyword)
+    if key not in _arguments:
+        tree = _tree(frame.f_code.co_filename)
+        lines = _argument_lines(tree, frame.f_lineno, keyword, position, callee) if tree is not None else []
+        _arguments[key] = [(frame.f_code.co_filename, line, frame.f_code.co_name) for line in lines]
+    return _arguments[key]
+
+
+def _argument_lines(tree: ast.Module, line: int, keyword: str, position: int, callee: str) -> list[int]:
+    scope = _scope(tree, line)
     calls = [
         n
         for n in ast.walk(scope)
         if isinstance(n, ast.Call) and n.lineno <= line <= (n.end_lineno or n.lineno) and _callee(n).endswith(callee)
     ]
     if not calls:
-        return None
+        return []
     call = max(calls, key=lambda n: n.lineno)
     given = next((k.value for k in call.keywords if k.arg == keyword), None)
     if given is None and 0 <= position < len(call.args) and not any(isinstance(a, ast.Starred) for a in call.args):
         given = call.args[position]
-    if given is None:
-        return None
-    at = _assigned(scope, given, line) or (_assigned(tree, given, line) if isinstance(given, ast.Name) else 0)
-    if not at and not isinstance(given, (ast.Name, ast.Attribute)):
-        at = given.lineno
-    return (frame.f_code.co_filename, at, frame.f_code.co_name) if at else None
+    found: list[int] = []
+    if given is not None and not isinstance(given, (ast.Name, ast.Attribute)):
+        found.append(given.lineno)
+    todo: list[ast.expr] = _names(given)
+    while todo and len(found) < 6:
+        wanted = todo.pop(0)
+        made = _assigned(scope, wanted, line) or (_assigned(tree, wanted, line) if isinstance(wanted, ast.Name) else None)
+        if made is not None and made.lineno not in found:
+            found.append(made.lineno)
+            todo.extend(_names(getattr(made, "value", None)))
+    return found
+
+
+def _names(expression: ast.expr | None) -> list[ast.expr]:
+    """The names and attributes that an expression reads, outermost first."""
+    if isinstance(expression, (ast.Name, ast.Attribute)):
+        return [expression]
+    return [n for n in ast.walk(expression) if isinstance(n, ast.Name)] if expression is not None else []
 
 
 def _callee(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def _assigned(scope: ast.AST, wanted: ast.expr, before: int) -> int:
-    """The last line of this scope, up to `before`, that assigns to the same name or attribute; 0: none."""
+def _assigned(scope: ast.AST, wanted: ast.expr, before: int) -> ast.stmt | ast.expr | None:
+    """The last assignment of this scope, up to a line, to the same name or attribute."""
     if not isinstance(wanted, (ast.Name, ast.Attribute)):
-        return 0
-    text, lines = ast.unparse(wanted), [0]
+        return None
+    text = ast.unparse(wanted)
+    found: ast.stmt | ast.expr | None = None
     for node in _same_scope(scope):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, (ast.AnnAssign, ast.NamedExpr)) else []
-        )
+        if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) or node.lineno > before:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         flat = [e for t in targets for e in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])]
-        if node.__dict__.get("lineno", before + 1) <= before and any(isinstance(t, type(wanted)) and ast.unparse(t) == text for t in flat):
-            lines.append(node.lineno)  # type: ignore[attr-defined]
-    return max(lines)
+        if any(isinstance(t, type(wanted)) and ast.unparse(t) == text for t in flat) and (found is None or node.lineno > found.lineno):
+            found = node
+    return found
 
 
 def _scope(tree: ast.Module, line: int) -> ast.AST:

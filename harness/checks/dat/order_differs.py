@@ -40,14 +40,25 @@ class SampleOrderDiffers(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
-        sharded = [p for p in passes.training(run) if not p.iterable and p.subset is None and (p.distributed is not None or p.custom)]
-        groups = [g for g in passes.aligned(run, sharded) if len({p.dataset_len for p in g}) == 1]
+        sharded = [p for p in passes.training(run) if not p.iterable and (p.distributed is not None or p.custom)]
+        groups = [
+            g
+            for g in passes.aligned(run, sharded)
+            if len({p.dataset_len for p in g}) == 1 and len({repr((p.subset or {}).get("set")) for p in g}) == 1
+        ]
         if not groups:
             raise NotApplicable("no training pass under a sampler that shards by index")
         contents = _contents([p for g in groups for p in g if p.key == groups[0][0].key])
         lists = _lists(run, str(groups[0][0].opened["dataset"]))
         first = groups[0][0]
-        ordered = next(((name, at, num) for name, at, num in lists if num == first.dataset_len or contents.differ), None)
+        ordered = next(
+            (
+                (name, at, num)
+                for name, at, num in lists
+                if num in (first.dataset_len, passes.number((first.subset or {}).get("of"))) or contents.differ
+            ),
+            None,
+        )
         if contents.agree:
             ordered = None
         message, notes = "", list[str]()
@@ -64,7 +75,11 @@ class SampleOrderDiffers(Check):
             if named is not None and not message.startswith("`"):
                 notes.append(f"`{named[0]}` is in another order on each rank")
             yield self.finding(
-                message, where=(named[1] if named else None) or first.made_dataset, ranks=run.rank_ids, notes=notes, help=HELP
+                message,
+                where=(named[1] if named else None) or first.dataset_line(r"\bset\(|listdir|glob|scandir|\bhash\(|keys\(|=\s*\{|\(\{"),
+                ranks=run.rank_ids,
+                notes=notes,
+                help=HELP,
             )
 
 

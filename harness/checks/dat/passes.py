@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -71,7 +72,17 @@ class Pass:
 
     @property
     def made_dataset(self) -> Where | None:
-        return where_of(self.opened["made_dataset"]) or self.made
+        return next(iter(self.dataset_lines), self.made)
+
+    @property
+    def dataset_lines(self) -> tuple[Where, ...]:
+        """The statements that made the data set, and what went into it, nearest first."""
+        listed = self.opened["made_dataset"]
+        return tuple(w for s in listed if (w := where_of(s)) is not None) if isinstance(listed, list) else ()
+
+    def dataset_line(self, pattern: str) -> Where | None:
+        """The nearest of these that looks like it; else the nearest of all."""
+        return next((w for w in self.dataset_lines if re.search(pattern, w.text)), self.made_dataset)
 
     @property
     def order(self) -> int:

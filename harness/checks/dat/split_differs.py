@@ -80,7 +80,7 @@ class SplitDiffers(Check):
     def _found(self, group: list[Pass], message: str, notes: list[str]) -> Finding:
         return self.finding(
             message,
-            where=group[0].made_dataset,
+            where=group[0].dataset_line(r"split|perm|shuffle|sample\(|choice"),
             ranks=sorted({p.rank for p in group}),
             notes=notes,
             help="split with one seed on all ranks: `random_split(..., generator=torch.Generator().manual_seed(seed))`",

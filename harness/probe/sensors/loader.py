@@ -1,7 +1,7 @@
 """What the data loaders drew. The iterator's class is patched, never an iterator: keeping one alive makes loaders with workers hang.
 
-Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_dataset, made_generator (sites),
-base_seed (of the workers), what `datasets.describe` says of sampler, dataset, workers.
+Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_generator (sites), made_dataset (sites,
+nearest first), base_seed (of the workers), what `datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode),
@@ -278,12 +278,14 @@ def _note_made(original: Any) -> Any:
 @quiet
 def _remember_made(loader: Any) -> None:
     frame = sys._getframe(3)
+    dataset = origins.argument(frame, "dataset", 0)
     sampler = origins.argument(frame, "batch_sampler", 4) or origins.argument(frame, "sampler", 3)
+    generator = origins.argument(frame, "generator", -1)
     _made[id(loader)] = {
         "made": sites.as_json(sites.here(4)),
-        "made_sampler": sites.as_json(sampler or sites.UNKNOWN),
-        "made_dataset": sites.as_json(origins.argument(frame, "dataset", 0) or sites.UNKNOWN),
-        "made_generator": sites.as_json(origins.argument(frame, "generator", -1) or sites.UNKNOWN),
+        "made_sampler": sites.as_json(sampler[0]) if sampler else None,
+        "made_dataset": [sites.as_json(s) for s in dataset],
+        "made_generator": sites.as_json(generator[0]) if generator else None,
     }
 
 
