@@ -49,6 +49,7 @@ def two_ranks(
     each: Callable[[int, int], Mapping[str, Any]] = lambda rank, step: {},
     extra: Callable[[int], list[Event]] = lambda rank: [],
     wrong: Mapping[str, tuple[int, ...]] | None = None,
+    ungraded: tuple[int, ...] = (),
     setup_of: Callable[[int], list[Event]] | None = None,
     **ending: Any,
 ) -> Run:
@@ -63,7 +64,7 @@ def two_ranks(
         made = recording(events, rows, rank=rank, world_size=2)
         made.params = details(
             steps,
-            lambda s, i, rank=rank: 50 + s + i + 1000 * rank * (i in differing.get("grad", ())),
+            lambda s, i, rank=rank: 0 if i in ungraded else 50 + s + i + 1000 * rank * (i in differing.get("grad", ())),
             lambda s, i, rank=rank: 90 + s + i + 1000 * rank * (i in differing.get("param", ())),
         )
         recordings.append(made)

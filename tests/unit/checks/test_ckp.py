@@ -174,7 +174,8 @@ def state(
 ) -> Event:
     default: list[Any] = [[4, 4]]
     return event(
-        "load_state", line=60, mid=7, strict=strict, error=error, missing=missing, unexpected=unexpected, num_missing=len(missing), total=total,
+        "load_state", line=60, mid=7, strict=strict, error=error, missing=missing, unexpected=unexpected,
+        num_missing=len(missing), total=total,
         num_unexpected=len(unexpected), matched=total - len(missing), missing_shapes=(shapes or default * len(missing)), s=3,
         unexpected_shapes=default * len(unexpected), self_names=[], num_self=0, **fields,
     )  # fmt: skip
@@ -334,6 +335,12 @@ def test_optimizer_not_restored() -> None:
 
 def test_fine_tuning_is_a_choice() -> None:
     assert findings(ResumeIncomplete, resumed(own=False, before=0)) == []
+
+
+def test_warm_start_from_an_older_run_is_advice() -> None:
+    older = resumed(own=False)
+    older.present[0].events.append(event("save", line=40, path="/w/other.pt", done=False, groups=GROUPS))
+    assert [f.severity for f in findings(ResumeIncomplete, older)] == [Severity.ADVICE]
 
 
 def test_schedule_not_restored() -> None:

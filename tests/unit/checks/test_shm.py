@@ -34,9 +34,22 @@ def model(shared: int = 2, **fields: Any) -> dict[str, Any]:
 
 
 def team(
-    *, shared: int = 2, changed: bool = False, steps: int = 3, after: tuple[Event, ...] = (), parent_rows: tuple[bytes, ...] = (), num: int = 2,
-    shapes: Any = SHAPES, exitcode: int | None = 0, child: tuple[Event, ...] = (), joined: bool = True, reason: str = "exited", **start: Any,
-) -> Run:  # fmt: skip
+    *,
+    shared: int = 2,
+    changed: bool = False,
+    steps: int = 3,
+    use: bool = True,
+    later: bool = False,
+    after: tuple[Event, ...] = (),
+    parent_rows: tuple[bytes, ...] = (),
+    num: int = 2,
+    shapes: Any = SHAPES,
+    exitcode: int | None = 0,
+    child: tuple[Event, ...] = (),
+    joined: bool = True,
+    reason: str = "exited",
+    **start: Any,
+) -> Run:
     """A parent that starts `num` workers with one model."""
     pids = range(2000, 2000 + num)
     fields = {
@@ -48,12 +61,13 @@ def team(
         "shm_free": 1 << 29,
         "models": [model(shared)],
     } | start
+    used = [event("model_used", line=64, id=9, how="forward", changed=later, t=10**14)] if use else []
     starts = [event("process_start", line=58, key=pid, child=pid, **fields) for pid in pids]
     joins = [
         event("process_join", line=58, key=pid, child=pid, exitcode=exitcode, models=[{"id": 9, "module": "Net", "changed": changed}])
         for pid in pids
     ]
-    parent = recording([*starts, *(joins if joined else ()), *after], parent_rows, pid=1000)
+    parent = recording([*starts, *(joins if joined else ()), *after, *used], parent_rows, pid=1000)
     params = [event("params", opt=0, kind="SGD", names=["a", "b"], shapes=shapes)] if steps else []
     children = [recording([*params, *child], [row(n) for n in range(steps)], rank=0, pid=pid, ppid=1000, role="child") for pid in pids]
     return run([parent, *children], nproc=1, reason=reason)
@@ -79,6 +93,10 @@ def test_not_shared() -> None:
     assert findings(SharedModelNeverUpdated, one) == []
 
 
+def test_trials_on_copies_are_healthy() -> None:
+    assert findings(ShareMemoryForgotten, team(shared=0, use=False)) == []
+
+
 def test_shared_but_never_updated() -> None:
     one = team(shared=2)
     found = findings(SharedModelNeverUpdated, one)
@@ -98,6 +116,8 @@ def test_shared_but_never_updated() -> None:
         {"joined": False},
         {"after": (event("load_state", t=10**12),)},  # results came back and were loaded
         {"parent_rows": (row(0, t_ns=10**15),)},  # the parent stepped with what came back
+        {"later": True},  # the parent put it in by hand
+        {"after": (event("models_left", models=[{"id": 9, "changed": True}]),)},
         {"child": (event("pg", done=True, rank=0, world_size=2),)},
     ],
 )

@@ -1,0 +1,84 @@
+"""OPT: each check of the optimizer, loss and precision fires on its fault and is silent on the healthy run beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builder import event, findings
+from replica_runs import NAMES, by_rank, setup, two_ranks
+
+from harness.checks.opt import accumulation, cleared, clip_scaled, edited, lr, mean_of_means, scaler, scheduler, stale, sum_loss, zero_grad
+from harness.checks.registry import all_checks
+from harness.probe.protocol import FLAG_ALL_NONE, FLAG_CHANGED, FLAG_DDP, FLAG_ZEROED
+from harness.record import Event, Run
+
+LOSS = {"reduction": "mean", "scaled": False, "root": ["NllLossBackward0"]}
+
+
+def passes(rank: int, sizes: tuple[int, int]) -> list[Event]:
+    return [event("loss", line=30, **LOSS), event("loader", line=29, loop=0, sampler="RandomSampler"),
+            event("pass", line=29, loop=0, loader=0, num_samples=0, indices="", complete=True)]  # fmt: skip
+
+
+def accumulated(count: int, **loss: Any) -> Any:
+    site = {"file": "/home/u/train.py", "line": 30, "func": "main", "text": "loss.backward()"}
+    return lambda rank: [event("loss", line=30, **(LOSS | loss)), *[event("accumulation", line=30, opt=0, s=s, sites=[[site, count]]) for s in range(6)]]
+
+
+FAULTS: dict[str, tuple[Any, Run, int | None]] = {
+    "stale": (stale, two_ranks(each=by_rank(flags=(FLAG_DDP | FLAG_ALL_NONE, FLAG_DDP | FLAG_ALL_NONE))), 22),
+    "orphaned": (stale, two_ranks(setup_of=lambda r: [*setup(r)[:3], event("params", line=22, opt=0, kind="SGD", names=NAMES, ddp=[0] * 4,
+                                                                            owned=[True, True, True, False])], ungraded=(3,)), None),
+    "zero_grad": (zero_grad, two_ranks(each=by_rank(flags=(FLAG_CHANGED, FLAG_CHANGED))), 22),
+    "lr": (lr, two_ranks(each=lambda r, s: {"hyper": 10 + r * (s > 2), "lr": 0.1 - 0.01 * r * (s > 2), "param": 100 + s + r * (s > 2)},
+                         extra=lambda r: [event("scheduler", line=45, id=1, s=2)] * r), 45),
+    "scheduler": (scheduler, two_ranks(extra=lambda r: [event("scheduler", line=46, id=1, s=s) for s in range(1, 8) for _ in (0, 1)]), 46),
+    "sum_loss": (sum_loss, two_ranks(extra=lambda r: [event("loss", line=30, reduction="sum", scaled=False, root=["SumBackward0"])]), 30),
+    "mean_of_means": (mean_of_means, two_ranks(each=by_rank(num_samples=(12, 4)), extra=lambda r: passes(r, (12, 4))), 29),
+    "accumulation": (accumulation, two_ranks(extra=accumulated(4)), 30),
+    "scaler": (scaler, two_ranks(each=by_rank(scale=(1024.0, 2048.0)), extra=lambda r: [event("scaler", line=47, scale=1.0)]), 47),
+    "clip_scaled": (clip_scaled, two_ranks(extra=lambda r: [event("clip", line=48, scaled=True, scale=65536.0, norm=5e4, max_norm=1.0)]), 48),
+    "edited": (edited, two_ranks(each=lambda r, s: {"param": 100 + s + r * (s > 5)}, wrong={"param": (1,)}), None),
+    "cleared": (cleared, two_ranks(extra=lambda r: [event("gradients", opt=0, s=s, local={"0": [1.0]}, at_step={}) for s in range(3)]), 22),
+}  # fmt: skip
+
+
+def the_check(module: Any) -> Any:
+    return next(c for c in all_checks() if c.__module__ == module.__name__)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_fault_is_found_at_its_line(name: str) -> None:
+    module, faulty, line = FAULTS[name]
+    found = findings(the_check(module), faulty)
+    assert [f.code for f in found] == [the_check(module).code]
+    if line is not None:
+        assert found[0].where is not None and found[0].where.line == line
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_healthy_run_is_left_alone(name: str) -> None:
+    check = the_check(FAULTS[name][0])
+    assert findings(check, two_ranks()) == []
+    assert findings(check, two_ranks(ddp=False, extra=lambda r: [event("loss", line=30, **LOSS)])) == []
+
+
+@pytest.mark.parametrize("loss", [{"scaled": True}, {"reduction": "sum"}])
+def test_an_accumulated_loss_with_a_factor_is_healthy(loss: dict[str, Any]) -> None:
+    assert findings(the_check(accumulation), two_ranks(extra=accumulated(4, **loss))) == []
+
+
+def test_gradients_scaled_before_the_step_count_as_a_factor() -> None:
+    scaled = two_ranks(extra=lambda r: [*accumulated(4)(r), event("gradients", opt=0, local={"0": [4.0]}, at_step={"0": [1.0]})])
+    assert findings(the_check(accumulation), scaled) == []
+
+
+def test_one_step_a_epoch_of_the_scheduler_is_healthy() -> None:
+    once = two_ranks(extra=lambda r: [event("scheduler", line=46, id=1, s=s) for s in range(1, 8)])
+    assert findings(the_check(scheduler), once) == []
+
+
+def test_a_first_step_without_zeroing_is_healthy() -> None:
+    healthy = two_ranks(each=lambda r, s: {"flags": FLAG_CHANGED | (FLAG_ZEROED if s else 0)})
+    assert findings(the_check(zero_grad), healthy) == []
