@@ -44,7 +44,8 @@ class AliasForCopy(Check):
             if recording is not None:
                 used = [e for e in recording.of("alias_used") if e["changed"]]
                 hits.extend((rank, e) for e in used if not _means_live(e, used))
-                hits.extend((rank, e) for e in recording.of("load_state") if _no_op(e))
+                named = {str(e.where) for e in used}  # the statement that kept the dict is known there
+                hits.extend((rank, e) for e in recording.of("load_state") if _no_op(e) and str(e.where) not in named)
         told: set[tuple[str, int]] = set()
         for rank, event in hits:
             where = self._where(event)

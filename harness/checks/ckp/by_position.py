@@ -89,6 +89,9 @@ def _moved(run: Run, recording: Recording, event: Event) -> list[tuple[str, str]
     given = _names(event["given_names"])
     if len(given) == len(to) and sorted(given) == sorted(to):
         return [(a, b) for a, b in zip(given, to, strict=True) if a != b]
+    labelled = _labelled(_names(event["came"]), to)
+    if labelled:
+        return [(a, b) for a, b in labelled if a != b]
     origin = _origin(run, recording, event)
     if origin is None:
         return []
@@ -98,6 +101,13 @@ def _moved(run: Run, recording: Recording, event: Event) -> list[tuple[str, str]
     marks = Counter(d for d in origin["digests"] or [] if d)
     by_mark = {d: name for d, name in zip(origin["digests"] or [], came, strict=False) if d and marks[d] == 1}
     return [(by_mark[d], name) for d, name in zip(event["digests"] or [], to, strict=False) if d in by_mark and by_mark[d] != name]
+
+
+def _labelled(came: list[str], to: list[str]) -> list[tuple[str, str]]:
+    """(name under which the file holds it, name of the parameter), where the file holds state by name: `moments/layer.weight/exp_avg`."""
+    known = set(to)
+    found = [(next((part for part in label.split("/") if part in known), ""), name) for label, name in zip(came, to, strict=False)]
+    return found if found and all(a for a, _ in found) and sorted(a for a, _ in found) == sorted(to) else []
 
 
 def _origin(run: Run, recording: Recording, event: Event) -> Event | None:

@@ -11,8 +11,8 @@ from harness.checks.order import number
 from harness.record import Event, Recording, Run
 
 _BROKEN = re.compile(
-    r"PytorchStreamReader|central directory|invalid load key|unexpected EOF|Ran out of input|truncated|corrupted|not a zip|pickle data was|storage has wrong"
-    r"|unexpected pos|hit EOF|EOFError|bad pickle|Bad magic",
+    r"PytorchStreamReader|central directory|invalid load key|unexpected EOF|Ran out of input|truncated|corrupted|not a zip|pickle data was"
+    r"|storage has wrong|unexpected pos|hit EOF|EOFError|bad pickle|Bad magic",
     re.IGNORECASE,
 )
 _REFUSED = re.compile(r"Unsupported (global|class|operand|operation|instruction)|Attempting to deserialize object on", re.IGNORECASE)

@@ -68,7 +68,7 @@ class StateLoad:
 
     @cached_property
     def untouched(self) -> list[str]:
-        """Keys that got nothing from outside: missing ones, and those that were given the module's own memory, read out a moment ago and updated."""
+        """Keys that got nothing from outside: missing ones, and those that were given the module's own memory, read out a moment ago."""
         own = _strings(self.event["self_names"]) if self.event["fresh"] and self.file_names else []
         return self.missing + [k for k in own if not k.endswith(COUNTERS)]
 
@@ -79,7 +79,7 @@ class StateLoad:
 
     @cached_property
     def file_names(self) -> list[str]:
-        """Names of the tensors in the file that this rank loaded last, in this step, and put into no model since; without the entry that holds them."""
+        """Names of the tensors in the file that this rank loaded last, in this step, and put into no model since; without their entry."""
         at = self.event
         before = [e for e in self.recording.of("load") if e["done"] and not e["error"] and e.t_ns <= at.t_ns and e.step == at.step]
         if not before:

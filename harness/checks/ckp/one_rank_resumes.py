@@ -54,9 +54,7 @@ class ResumeOnOneRank(Check):
                     f"{what} is restored on rank{'s' if len(having) > 1 else ''} {', '.join(map(str, having))} only; {harm}",
                     where=first.where,
                     ranks=having,
-                    notes=[
-                        f"rank{'s' if len(lacking) > 1 else ''} {', '.join(map(str, lacking))} went on with fresh state for {self._steps(run, first)} steps"
-                    ],
+                    notes=[f"fresh state on {', '.join(f'rank {r}' for r in lacking)}, for {self._steps(run, first)} steps"],
                     help="load the checkpoint on every rank; DDP broadcasts parameters and buffers, nothing else",
                 )
                 return

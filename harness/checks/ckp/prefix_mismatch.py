@@ -80,6 +80,7 @@ class PrefixMismatch(Check):
                 if load.error
                 else "the module was given its own tensors back",
             ],
-            help=f"load into the model that has no wrapper, and save `ddp.module.state_dict()`; or take the prefix off: `key.removeprefix({surplus!r})`",
+            help="load into the model that has no wrapper, and save `ddp.module.state_dict()`; "
+            f"or take the prefix off: `key.removeprefix({surplus!r})`",
             evidence={"missing": len(load.missing), "unexpected": len(load.unexpected), "total": load.total},
         )

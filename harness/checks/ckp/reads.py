@@ -97,7 +97,7 @@ def _reads(run: Run) -> Iterator[tuple[int, str, Event, str]]:
 
 
 def _waited(run: Run, rank: int, read: Event, write: _Write, failed: str) -> bool:
-    """The reader polls (it sleeps in a loop), and what it waits for is complete when it appears: a renamed file, or a second one made after it."""
+    """The reader polls (it sleeps in a loop) for what is complete when it appears: a renamed file, or a second one made after it."""
     if failed:
         return False
     reader, writer = run.ranks[rank], run.ranks[write.rank]

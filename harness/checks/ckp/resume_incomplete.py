@@ -18,9 +18,9 @@ Right
     first_epoch = checkpoint["epoch"] + 1
 
 Known limits
-    Fine-tuning starts from a checkpoint with a new optimizer on purpose. It is told apart by this: the file was not written by this run,
-    nothing but the model is restored, and the script does not write files of the same layout: that is silent. Epochs that count from 0
-    again are DAT112's.
+    Fine-tuning starts from a checkpoint with a new optimizer on purpose. Where nothing but the model is restored, this is silent unless
+    all of the model was in the file and the script writes files of the same layout; it is advice unless it writes that very file. Epochs
+    that count from 0 again are DAT112's.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ class ResumeIncomplete(Check):
             applied = True
             where = load.begin.where
             place = (where.file, where.line) if where else ("", 0)
-            lost = self._lost(run, recording, load)
+            lost, kept = self._lost(run, recording, load)
             if place not in told and lost:
                 told.add(place)
-                yield self._finding(load, recording, lost, sorted({o.rank for o in loads if o.begin.where == where}))
+                yield self._finding(run, load, recording, lost, kept, sorted({o.rank for o in loads if o.begin.where == where}))
         if not applied:
             raise NotApplicable("no training continues from a checkpoint")
 
-    def _lost(self, run: Run, recording: Recording, load: files.Load) -> list[str]:
-        """Parts of the checkpoint that nobody restored although this training needs them."""
+    def _lost(self, run: Run, recording: Recording, load: files.Load) -> tuple[list[str], list[str]]:
+        """(parts of the checkpoint that nobody restored although this training needs them, parts that were restored beside the model)."""
         groups = load.groups
         held = [(entry, role) for entry, role in groups.items() if role in RESTORES]
         missing = [(entry, role) for entry, role in held if not _given_back(run, recording, load, RESTORES[role])]
-        kept = [role for _, role in held if (_, role) not in missing]
-        if not missing or not (len(kept) > 0 or _own_layout(run, load)):
-            return []
-        return [entry for entry, role in missing if _used(recording, load, role)]
+        kept = [pair[1] for pair in held if pair not in missing]
+        if not missing or not (len(kept) > 0 or (_own_layout(run, load) and _whole(recording, load))):
+            return [], []
+        return [entry for entry, role in missing if _used(recording, load, role)], kept
 
-    def _finding(self, load: files.Load, recording: Recording, lost: list[str], ranks: list[int]) -> Finding:
+    def _finding(self, run: Run, load: files.Load, recording: Recording, lost: list[str], kept: list[str], ranks: list[int]) -> Finding:
         parts = ", ".join(f"`{entry}`" for entry in lost)
         numbers = load.end["numbers"] if load.end is not None else None
         epoch = [f"it is of {k} {v}" for k, v in (numbers or {}).items() if k in ("epoch", "step", "global_step", "iteration")]
@@ -84,6 +84,7 @@ class ResumeIncomplete(Check):
                 *epoch,
                 f"{files.steps_after(recording, load.begin)} steps follow",
             ],
+            severity=None if kept or _own_file(run, load) else Severity.ADVICE,
             help="restore it as well: " + "; ".join(f"`{_object(load.groups[e])}.load_state_dict(checkpoint[{e!r}])`" for e in lost),
             evidence={"lost": lost},
         )
@@ -127,16 +128,25 @@ def _given_back(run: Run, recording: Recording, load: files.Load, kind: str) -> 
     return any(e.step >= number(load.begin.step) for other in run.present if other is not recording for e in other.of(kind))
 
 
+def _whole(recording: Recording, load: files.Load) -> bool:
+    """The model took everything: no new head."""
+    return any(not e["num_missing"] and not e["num_unexpected"] for e in _between(recording, load, "load_state") if not e["error"])
+
+
+def _own_file(run: Run, load: files.Load) -> bool:
+    """The run writes this very file."""
+    return any(e["path"] == load.path != "" for r in run.present for e in r.of("save"))
+
+
 def _own_layout(run: Run, load: files.Load) -> bool:
-    """The run writes this very file, or files with the same entries: it is the script's own checkpoint."""
+    """The run writes this file, or files with the same entries: it is the script's own checkpoint."""
     keys = set(load.groups)
-    return any(
-        e["path"] == load.path or (isinstance(e["groups"], dict) and set(e["groups"]) == keys) for r in run.present for e in r.of("save")
-    )
+    found = [set(e["groups"]) for r in run.present for e in r.of("save") if isinstance(e["groups"], dict)]
+    return _own_file(run, load) or keys in found
 
 
 def _used(recording: Recording, load: files.Load, role: str) -> bool:
-    """Whether the training that follows has such a thing, and a fresh one: an optimizer that was stepped before goes on with its own state."""
+    """Whether the training that follows has such a thing, and a fresh one: an optimizer that was stepped before keeps its state."""
     step = number(load.begin.step)
     rows = [row for row in recording.all_rows() if row.step >= step]
     if role == "scaler":

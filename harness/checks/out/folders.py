@@ -1,4 +1,4 @@
-"""Folders that ranks make at one statement, under names that differ by the time of day."""
+"""Folders and files that ranks make at one statement, under names that differ by the time of day or by chance."""
 
 from __future__ import annotations
 
@@ -11,37 +11,56 @@ from harness.record import Run
 
 _DIGITS = re.compile(r"\d+")
 _CLOCK = re.compile(r"(\d{1,2}[-_:.h]?\d{2}[-_:.m]?\d{2})|\d{9,}")  # hours, minutes and seconds, or seconds since 1970
+_CHANCE = re.compile(r"(?=[0-9a-f-]*\d)(?=[0-9a-f-]*[a-f])[0-9a-f]{6,}(-[0-9a-f]{4,})*")  # a piece of a uuid or a hash
+_SCRATCH = re.compile(r"^/(tmp|var/tmp|scratch)/[^/]*$")  # what tempfile makes is each process's own on purpose
 
 
 @dataclass
 class Apart:
-    """One statement, a folder a rank."""
+    """One statement, a folder or file a rank."""
 
     where: Where | None
+    kind: str  # "mkdir" | "open"
     paths: dict[int, str] = field(default_factory=dict)
 
 
 def apart(run: Run, clocks: Clocks) -> list[Apart]:
-    """Statements at which every rank made a folder of its own, alike but for digits that tell the time and not the rank."""
-    made: dict[tuple[str, int], Apart] = {}
-    moments: dict[tuple[str, int], set[int]] = {}
-    for rank, event in run.events("mkdir"):
-        where = event.where
-        if where is not None and rank not in made.setdefault((where.file, where.line), Apart(where)).paths:
-            made[(where.file, where.line)].paths[rank] = str(event["path"])
-            moments.setdefault((where.file, where.line), set()).add(clocks.at(rank, event))
-    return [one for key, one in made.items() if len(one.paths) == len(run.present) > 1 and len(moments[key]) == 1 and _by_clock(run, one)]
+    """Statements at which every rank made one of its own, alike but for digits that tell the time and not the rank."""
+    made: dict[tuple[str, str, int], Apart] = {}
+    moments: dict[tuple[str, str, int], set[int]] = {}
+    for kind in ("mkdir", "open"):
+        for rank, event in run.events(kind):
+            where, path = event.where, str(event["path"] or "")
+            if where is None or _SCRATCH.match(path) or (kind == "open" and event["mode"] not in ("w", "a", "x")):
+                continue
+            key = (kind, where.file, where.line)
+            mine = made.setdefault(key, Apart(where, kind)).paths
+            if rank not in mine or path.startswith(mine[rank] + "/"):  # makedirs makes the parents first
+                mine[rank] = path
+                moments.setdefault(key, set()).add(clocks.at(rank, event))
+    found = [one for key, one in made.items() if len(one.paths) == len(run.present) > 1 and len(moments[key]) == 1]
+    return [one for one in found if _alike(run, one) and not any(_within(one, o) for o in found if o.kind == "mkdir" and o is not one)]
 
 
-def _by_clock(run: Run, one: Apart) -> bool:
-    if len({_DIGITS.sub("#", p) for p in one.paths.values()}) != 1 or len(set(one.paths.values())) == 1:
+def _within(one: Apart, folder: Apart) -> bool:
+    """A file in a folder that is told already."""
+    return all(rank in folder.paths and path.startswith(folder.paths[rank] + "/") for rank, path in one.paths.items())
+
+
+def _alike(run: Run, one: Apart) -> bool:
+    paths = list(one.paths.values())
+    if len(set(paths)) == 1:
         return False
-    columns = [[_DIGITS.findall(p)[i] for p in one.paths.values()] for i in range(len(_DIGITS.findall(next(iter(one.paths.values())))))]
+    by_chance = len({_CHANCE.sub("~", p) for p in paths}) == 1 and all(_CHANCE.search(p) for p in paths)
+    by_clock = len({_DIGITS.sub("#", p) for p in paths}) == 1 and all(_CLOCK.search(p) for p in paths) and not _names_rank(run, one)
+    return by_chance or by_clock
+
+
+def _names_rank(run: Run, one: Apart) -> bool:
+    """A number in the name is the rank, or the process id, on every rank."""
     own = {rank: {str(rank), str(getattr(run.ranks[rank], "pid", ""))} for rank in one.paths}
-    for column in columns:
-        if len(set(column)) > 1 and all(_bare(v) in own[rank] for rank, v in zip(one.paths, column, strict=True)):
-            return False
-    return all(_CLOCK.search(p) for p in one.paths.values())
+    columns = zip(*(_DIGITS.findall(p) for p in one.paths.values()), strict=True)
+    return any(len(set(c)) > 1 and all(_bare(v) in own[rank] for rank, v in zip(one.paths, c, strict=True)) for c in columns)
 
 
 def _bare(digits: str) -> str:

@@ -16,6 +16,7 @@ _TAG = re.compile(
     r"rank(?!ing|ed)|\bpid\b|\bhost|\bworker\b|\bprocess\b|\bproc\b|cuda:\d|\bgpu ?:?\d|\bnode\b|\bshard\b|%\((process|hostname|rank)",
     re.IGNORECASE,
 )
+FORMAT = "\x1f"  # then the handler's format, which may name the rank
 CHATTY = ("INFO", "DEBUG")  # a warning of every rank may be one that each rank has to give
 
 
@@ -27,7 +28,7 @@ class Spoken:
     texts: dict[int, list[str]] = field(default_factory=dict)
 
     def repeated(self, ranks: Sequence[int]) -> tuple[int, str]:
-        """(how often every rank said the same line but for its numbers, an example); (0, "") where none did, or where the line names the rank."""
+        """(how often every rank said the same line but for its numbers, an example); (0, "") where none did, or the line names the rank."""
         if any(rank not in self.texts for rank in ranks):
             return 0, ""
         counts = [Counter(mask(t) for t in self.texts[rank]) for rank in ranks]
@@ -36,7 +37,7 @@ class Spoken:
         if not common:
             return 0, ""
         line = max(common)[1]
-        return sum(num for num, _ in common), next(t for t in self.texts[ranks[0]] if mask(t) == line)
+        return sum(num for num, _ in common), next(t for t in self.texts[ranks[0]] if mask(t) == line).split(FORMAT)[0]
 
     def _tagged(self, line: str, ranks: Sequence[int]) -> bool:
         """A word such as "rank", or a whole number at one place that is always the same on a rank and differs between ranks."""
@@ -63,7 +64,7 @@ def spoken(run: Run) -> list[Spoken]:
             where = event.where
             if where is None or (kind == "log" and not (event["console"] and event["level"] in CHATTY)):
                 continue
-            text = f"{event['format'] or ''} {event['text'] or ''}" if kind == "log" else str(event["text"] or "")
+            text = f"{event['text'] or ''}{FORMAT}{event['format'] or ''}" if kind == "log" else str(event["text"] or "")
             table.setdefault((where.file, where.line), Spoken(where)).texts.setdefault(rank, []).append(text)
     return list(table.values())
 

@@ -55,7 +55,7 @@ class EveryRankWritesSameFile(Check):
         for path, group in renamed.items():
             if path not in together and (found := _unordered(clocks, group)):
                 yield self._replaced(path, found)
-        yield from (self._folder(apart) for apart in folders.apart(run, clocks))
+        yield from (self._apart(apart) for apart in folders.apart(run, clocks))
 
     def _files(self, together: dict[str, list[Writer]]) -> Iterable[Finding]:
         by_site: dict[tuple[str, int], dict[str, list[Writer]]] = {}
@@ -91,14 +91,16 @@ class EveryRankWritesSameFile(Check):
             severity=Severity.ADVICE,
         )
 
-    def _folder(self, apart: folders.Apart) -> Finding:
+    def _apart(self, apart: folders.Apart) -> Finding:
         names = ", ".join(f"{files.name(p)} (rank {r})" for r, p in list(apart.paths.items())[:3])
+        what = "run folders" if apart.kind == "mkdir" else "files"
         return self.finding(
-            f"{len(set(apart.paths.values()))} run folders for one run: each rank names its own by its clock",
+            f"{len(set(apart.paths.values()))} {what} for one run: each rank names its own by its clock or at random",
             where=apart.where,
             ranks=sorted(apart.paths),
             notes=[names],
             help="make the name on rank 0 and send it to all with `dist.broadcast_object_list`",
+            severity=None if apart.kind == "mkdir" else Severity.ADVICE,
             evidence={"paths": {str(r): p for r, p in apart.paths.items()}},
         )
 

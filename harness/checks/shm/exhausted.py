@@ -28,7 +28,8 @@ from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 _SAYS = re.compile(
-    r"insufficient shared memory|unable to (allocate|write to|resize|mmap|open) (the )?(shared memory|file </torch_)|/torch_\d+\S*.*No space left|out of shared memory",
+    r"insufficient shared memory|unable to (allocate|write to|resize|mmap|open) (the )?(shared memory|file </torch_)"
+    r"|/torch_\d+\S*.*No space left|out of shared memory",
     re.IGNORECASE,
 )
 SIGBUS = -7

@@ -45,7 +45,7 @@ class ForkAfterThreads(Check):
         forked = [(t, w) for t in teams for w in t.workers if w.method == "fork" and number(w.started["threads"]) > 1]
         if not forked:
             return
-        hung = run.ending.reason in ("hang", "wall")
+        hung = run.ending.reason in ("hang", "timeout")
         stuck = [(t, w) for t, w in forked if not w.steps and (w.joined is None or w.joined["exitcode"] is None)]
         if hung and stuck:
             team, worker = stuck[0]

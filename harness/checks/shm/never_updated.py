@@ -54,18 +54,24 @@ class SharedModelNeverUpdated(Check):
                 where=where,
                 ranks=(one.team.rank,),
                 notes=[f"its {one.model.num} parameters are bit-identical before and after", *_what(one)],
-                help="build the optimizer on the shared model's parameters and give them the gradients; change them in place (`p.add_(...)`, not `p.data = ...`)",
+                help="build the optimizer on the shared model's parameters and give them the gradients; change them in place "
+                "(`p.add_(...)`, not `p.data = ...`)",
                 evidence={"workers": len(one.workers), "steps": steps},
             )
 
 
 def _step_site(one: workers.Untouched) -> Where | None:
-    """Where the workers made the optimizer that holds the copy; else where they compute gradients."""
+    """Where the workers made what they trained: the copy of the model, or the optimizer if it stands in the same function."""
     recording = one.workers[0].recording
     if recording is None:
         return None
-    made = [e.where for kind in ("optimizer_made", "child_models", "loss") for e in recording.of(kind) if e.where is not None]
-    return made[0] if made else None
+    by_hand = any(e["opt"] == 65_535 for e in recording.of("params"))
+    copies = [e.where for e in recording.of("module_copied") if e["module"] == one.model.kind and e.where is not None]
+    made = [e.where for e in recording.of("optimizer_made") if e.where is not None and not by_hand]
+    computed = [e.where for e in recording.of("loss") if e.where is not None]
+    if copies and made and copies[0].function == made[0].function:
+        return made[0]
+    return next(iter([*copies, *made, *computed]), None)
 
 
 def _what(one: workers.Untouched) -> list[str]:

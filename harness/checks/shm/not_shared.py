@@ -18,7 +18,8 @@ Right
     workers = ...
 
 Known limits
-    Silent where the parent trains or loads state afterwards: the results came back another way. Spawn and forkserver share what they are
+    Silent where the parent never looks at the model again (workers that try out settings on copies), or trains or loads state afterwards:
+    the results came back another way. Spawn and forkserver share what they are
     passed, but not a global of the script.
 """
 
@@ -44,7 +45,7 @@ class ShareMemoryForgotten(Check):
         for one in workers.untouched(run):
             where = one.workers[0].where
             place = (where.file, where.line) if where else ("", 0)
-            if one.model.shared or place in told:
+            if one.model.shared or not one.used or place in told:
                 continue
             told.add(place)
             steps = sum(w.steps for w in one.workers)

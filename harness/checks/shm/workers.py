@@ -118,6 +118,15 @@ class Team:
     def began_ns(self) -> int:
         return self.workers[0].started.t_ns
 
+    def uses(self, model: int) -> list[Event]:
+        """The parent's uses of a model after a join."""
+        return [e for e in self.parent.of("model_used") if e["id"] == model]
+
+    def changed_later(self, model: int) -> bool:
+        """The parent itself put something into the model before it used it, or before its end."""
+        told = [one for e in self.parent.of("models_left") for one in e["models"] or () if isinstance(one, Mapping)]
+        return any(one.get("changed") and one.get("id") == model for one in told) or any(e["changed"] for e in self.uses(model))
+
     def took_results(self) -> bool:
         """The parent trained, or put some state into a model, since: results came back another way."""
         kinds = ("load_state", "load", "load_optimizer")
@@ -148,6 +157,7 @@ class Untouched:
     team: Team
     model: Model
     workers: list[Worker]
+    used: bool  # the parent has used it since
 
 
 def untouched(run: Run) -> list[Untouched]:
@@ -162,7 +172,7 @@ def untouched(run: Run) -> list[Untouched]:
             model = pairs[-1][1]
             trained = [w for w, _ in pairs if model.shapes in w.trained_shapes]
             known = all(w.changed(id) is not None and w.ended_well for w, _ in pairs)
-            if id in moved or model.shapes in shapes_moved or not trained or not known or not model.trainable:
+            if id in moved or team.changed_later(id) or model.shapes in shapes_moved or not trained or not known or not model.trainable:
                 continue
-            found.append(Untouched(team, model, trained))
+            found.append(Untouched(team, model, trained, bool(team.uses(id))))
     return found

@@ -19,6 +19,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from .. import eventfiles, protocol, sites
@@ -33,7 +34,12 @@ _opened: dict[tuple[str, int], int] = {}
 _event_files: dict[str, bool] = {}  # path -> told
 _locks = [0]
 _born = [0.0]
-_quiet_roots = tuple(os.path.join(p, "") for p in {sys.prefix, sys.base_prefix, "/proc", "/dev", "/sys", "/usr", "/lib", "/etc", "/run"})
+_installed = (
+    os.path.join(base, part) for base in (sys.prefix, sys.base_prefix, "/usr", "/usr/local") for part in ("lib", "lib64", "share")
+)
+_quiet_roots = tuple(
+    os.path.join(p, "") for p in (*_installed, "/proc", "/dev", "/sys", "/lib", "/etc", "/run")
+)  # not /usr: containers work in /usr/src
 _hidden_home = os.path.join(os.path.expanduser("~"), ".")  # caches and settings of libraries: ~/.cache, ~/.config, ~/.triton
 
 
@@ -241,7 +247,13 @@ def _on_lock(*_: Any) -> None:
     _locks[0] += 1
 
 
-_AUDITED = {"open": _on_open, "os.mkdir": _on_mkdir, "os.rename": _on_rename, "fcntl.flock": _on_lock, "fcntl.lockf": _on_lock}
+_AUDITED: dict[str, Callable[..., None]] = {
+    "open": _on_open,
+    "os.mkdir": _on_mkdir,
+    "os.rename": _on_rename,
+    "fcntl.flock": _on_lock,
+    "fcntl.lockf": _on_lock,
+}
 
 
 def _before_sleep(*_: Any, **__: Any) -> None:

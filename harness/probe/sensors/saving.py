@@ -24,7 +24,9 @@ from ..state import S
 
 MAX_NAMES = 400
 MAX_WALKED = 20_000
-_loaded: list[tuple[str, dict[int, weakref.ref[Any]]]] = []  # (path, its tensors) of the last loads
+MAX_REMEMBERED = 4_000  # tensors of one load; about 1 us each
+_MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "max_exp_avg_sq"}
+_loaded: list[tuple[str, dict[int, tuple[weakref.ref[Any], str]]]] = []  # (path, its tensors and their names) of the last loads
 _locations: dict[str, int] = {}
 at_save: list[Any] = []  # sensors that look at what is about to be saved: (object, site, path)
 
@@ -69,6 +71,8 @@ def _role(value: Any) -> str:
             return "scheduler"
         if {"scale", "growth_factor"} <= keys:
             return "scaler"
+        if any(isinstance(v, dict) and _MOMENTS & set(map(str, v)) for v in value.values()):
+            return "optimizer"  # its state without the groups, by name
         return "model" if any(hasattr(type(v), "data_ptr") for v in value.values()) else "dict"
     if hasattr(type(value), "data_ptr"):
         return "tensor"
@@ -147,10 +151,10 @@ def _after_load(f: Any, result: Any, site: sites.Site, told: dict[str, Any] | No
         **(told or {}),
         **shape_of(result),
     )
-    refs: dict[int, weakref.ref[Any]] = {}
-    for _, tensor in walk(result):
-        if len(refs) < MAX_NAMES:
-            refs[id(tensor)] = weakref.ref(tensor)
+    refs: dict[int, tuple[weakref.ref[Any], str]] = {}
+    for name, tensor in walk(result):
+        if len(refs) < MAX_REMEMBERED:
+            refs[id(tensor)] = (weakref.ref(tensor), name)
     _loaded.append((path, refs))
     del _loaded[:-8]
 
@@ -158,8 +162,10 @@ def _after_load(f: Any, result: Any, site: sites.Site, told: dict[str, Any] | No
 def _failed_load(f: Any, error: BaseException, site: sites.Site, told: dict[str, Any] | None) -> None:
     path = path_of(f)
     S.recorder.event(
-        "load", site, path=path, done=True, exists=os.path.exists(path) if path else True, error=str(error)[:600] or repr(error), error_type=type(error).__name__,
-        size=os.path.getsize(path) if path and os.path.isfile(path) else -1, savers=_savers(site), given=_base_in_argv(path), locations=dict(_locations),
+        "load", site, path=path, done=True, exists=os.path.exists(path) if path else True, error=str(error)[:600] or repr(error),
+        error_type=type(error).__name__,
+        size=os.path.getsize(path) if path and os.path.isfile(path) else -1, savers=_savers(site), given=_base_in_argv(path),
+        locations=dict(_locations),
         device=_device(), **(told or {}),
     )  # fmt: skip
 
@@ -184,16 +190,21 @@ def _savers(site: sites.Site) -> list[dict[str, Any]]:
 def _called(call: ast.Call) -> str:
     """ "save" for torch.save(...), "load" for torch.load(...); else ""."""
     function = call.func
-    name = function.attr if isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "torch" else ""
-    return name
+    return function.attr if isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "torch" else ""
+
+
+def origin_of(tensor: Any) -> tuple[str, str]:
+    """(path of the file that this very tensor was loaded from, its name there); empty if none."""
+    for path, refs in reversed(_loaded):
+        found = refs.get(id(tensor))
+        if found is not None and found[0]() is tensor:
+            return path, found[1]
+    return "", ""
 
 
 def source_of(tensors: Any) -> str:
     """Path of the file that one of these tensors was loaded from; "" if none."""
-    for path, refs in reversed(_loaded):
-        if any((ref := refs.get(id(t))) is not None and ref() is t for t in tensors):
-            return path
-    return ""
+    return next((path for t in tensors if (path := origin_of(t)[0])), "")
 
 
 def _device() -> str:

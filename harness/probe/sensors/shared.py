@@ -5,7 +5,9 @@ before, shared_before, shared, requires_grad, grads, grads_shared}], threads, os
 counts before start(): spawn and forkserver share what they pass on the way.
 Event "process_join" (in the parent, once it is known that the child has ended, or at the parent's own end): key, child, exitcode, models
 [{id, changed}], left. Event "child_models" (in the child, at its second step): num, shared, grads_shared, state, state_shared, opt, kind.
-Event "share_memory": kind, site, shm_free, shm_total.
+Event "module_copied" (in a child, once a line): site, module. Event "optimizer_made" (in a child, once a line): site, kind.
+Event "model_used" (in the parent, the first use of such a model after a join: "forward" | "parameters" | "state_dict"): site, id, how,
+changed. Event "models_left" (in the parent, at its end): models [{id, changed}]. Event "share_memory": kind, site, shm_free, shm_total.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 from .. import closures, digests, sites
 from ..arm import at_close, on_import
-from ..patching import quiet, wrap
+from ..patching import after, quiet, wrap
 from ..state import S
 
 MAX_MODULES = 16
@@ -102,7 +104,11 @@ def _target_name(process: Any) -> str:
 
 def _before_start(process: Any, site: sites.Site) -> tuple[list[Any], list[int]]:
     modules = _modules(process)
-    _started[id(process)] = (weakref.ref(process), Started(site, modules))
+    started = Started(site, modules)
+    for module, (ref, digest) in zip(modules, started.models, strict=True):
+        if id(module) not in _before or _before[id(module)][0]() is not module:
+            _before[id(module)] = (ref, digest)
+    _started[id(process)] = (weakref.ref(process), started)
     return modules, [sum(p.is_shared() for p in m.parameters() if p.device.type == "cpu") for m in modules]
 
 
@@ -159,10 +165,11 @@ def _join(original: Any) -> Any:
 def _ended(process: Any) -> None:
     ref, started = _started[id(process)]
     code = getattr(getattr(process, "_popen", None), "returncode", None)
-    if ref() is not process or code is None:
+    if id(ref()) != id(process) or code is None:
         return
     del _started[id(process)]
     S.recorder.event("process_join", started.site, key=id(process), child=process.pid, exitcode=code, models=_changes(started), left=False)
+    _watch(started)
 
 
 def _changes(started: Started) -> list[dict[str, Any]]:
@@ -170,8 +177,56 @@ def _changes(started: Started) -> list[dict[str, Any]]:
     return [{"id": id(module), "module": type(module).__name__, "changed": _digest(module) != digest} for module, digest in living]
 
 
+_watched: dict[int, tuple[weakref.ref[Any], int]] = {}  # models that joined children had in reach -> digest before the first of them
+_before: dict[int, tuple[weakref.ref[Any], int]] = {}  # the same, from the start on
+_hook: list[Any] = []
+
+
+def _watch(started: Started) -> None:
+    """From a join on, until the parent uses the model: what it finds in it decides whether anything was lost."""
+    import torch
+
+    for ref, _ in started.models:
+        module = ref()
+        if module is not None and id(module) in _before:
+            _watched[id(module)] = _before[id(module)]
+    if _watched and not _hook and not S.compiling:
+        look = quiet(_used)
+
+        def hook(module: Any, args: Any) -> None:
+            if id(module) in _watched:
+                look(module, "forward")
+
+        _hook.append(torch.nn.modules.module.register_module_forward_pre_hook(hook))
+
+
+def _used(module: Any, how: str) -> None:
+    ref, digest = _watched.pop(id(module), (None, 0))
+    if ref is not None and ref() is module:
+        S.recorder.event("model_used", sites.here(4), id=id(module), how=how, changed=_digest(module) != digest)
+    if not _watched and _hook:
+        _hook.pop().remove()
+
+
+def _reading(how: str) -> Any:
+    look = quiet(_used)
+
+    def make(original: Any) -> Any:
+        def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _watched and id(self) in _watched:
+                look(self, how)
+            return original(self, *args, **kwargs)
+
+        return read
+
+    return make
+
+
 def finish() -> None:
-    """Children that nobody joined. Their exit status is the script's to collect."""
+    """Children that nobody joined, whose exit status is the script's to collect; and what has become of the models in the end."""
+    living = [(module, digest) for ref, digest in _before.values() if (module := ref()) is not None and S.recorder.role == "main"]
+    if living:
+        S.recorder.event("models_left", models=[{"id": id(m), "changed": _digest(m) != digest} for m, digest in living])
     for ref, started in [entry for entry in _started.values() if entry[1].pid == os.getpid()]:
         process = ref()
         S.recorder.event(
@@ -187,7 +242,10 @@ def finish() -> None:
 
 
 def _share(original: Any) -> Any:
-    note = quiet(lambda kind, site: S.recorder.event("share_memory", site, kind=kind, **_shm()))
+    def tell(kind: str, site: sites.Site) -> None:
+        S.recorder.event("share_memory", site, kind=kind, **_shm())
+
+    note = quiet(tell)
 
     def share(self: Any, *args: Any, **kwargs: Any) -> Any:
         _depth[0] += 1  # a module shares tensor by tensor: told once
@@ -214,9 +272,22 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     living = [p for p in params if p is not None and p.device.type == "cpu"]
     state = [v for p in living for v in optimizer.state.get(p, {}).values() if hasattr(v, "is_shared") and v.dim()]
     S.recorder.event(
-        "child_models", S.loss_site, opt=witness.opt, kind=type(optimizer).__name__, num=len(living), shared=sum(p.is_shared() for p in living),
-        grads_shared=sum(p.grad is not None and p.grad.is_shared() for p in living), state=len(state), state_shared=sum(v.is_shared() for v in state),
+        "child_models", S.loss_site, opt=witness.opt, kind=type(optimizer).__name__, num=len(living),
+        shared=sum(p.is_shared() for p in living),
+        grads_shared=sum(p.grad is not None and p.grad.is_shared() for p in living), state=len(state),
+        state_shared=sum(v.is_shared() for v in state),
     )  # fmt: skip
+
+
+def _in_child(event: str, /, **fields: Any) -> None:
+    """Where a worker makes what it trains with: a copy of the model, an optimizer."""
+    site = sites.here(4)
+    if S.recorder.role == "child" and S.group is None and site[0] and len(_told_at) < 40 and (event, *site[:2]) not in _told_at:
+        _told_at.add((event, *site[:2]))
+        S.recorder.event(event, site, **fields)
+
+
+_told_at: set[tuple[str, str, int]] = set()
 
 
 def _processes(module: Any) -> None:
@@ -232,5 +303,9 @@ def arm() -> None:
     on_import("multiprocessing.process", _processes)
     wrap(torch.nn.Module, "share_memory", _share)
     wrap(torch.Tensor, "share_memory_", _share)
+    after(torch.nn.Module, "__setstate__", lambda result, self, *a, **k: _in_child("module_copied", module=type(self).__name__))
+    after(torch.optim.Optimizer, "__init__", lambda result, self, *a, **k: _in_child("optimizer_made", kind=type(self).__name__))
+    wrap(torch.nn.Module, "named_parameters", _reading("parameters"))
+    wrap(torch.nn.Module, "state_dict", _reading("state_dict"))
     steps.at_step.append(_at_step)
     at_close.append(quiet(finish))

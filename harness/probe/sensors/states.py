@@ -6,10 +6,11 @@ each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, se
 num_self, num_given_tensors, fresh (one of them was read out in this very step), source (path of the file it was loaded from), ddp (index
 of the wrap event that covers the module; -1). Event "optimizer_state" (user calls): site, kind, names, shapes, digests (of each
 parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names, shapes, digests (of
-what is given), given_names, source, had_state. Event "scheduler_made": site, kind, last_epoch. Event "load_scheduler": site, kind,
-last_epoch. Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now, changed
-(the weights moved in between), same_module, path: a state dict that was read out at an earlier step, whose tensors are still the live
-weights.
+what is given), given_names, came (names in the file
+that the state tensors were loaded from), source, had_state. Event "scheduler_made": site, kind, last_epoch. Event "load_scheduler": site,
+kind, last_epoch. Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now,
+changed (the weights moved in between), same_module, path: a state dict that was read out at an earlier step, whose tensors are still the
+live weights.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def _alias_used(how: str, tensors: list[Any], site: sites.Site, module: Any = No
             continue
         told.add(capture.token)
         S.recorder.event(
-            "alias_used", site, how=how, token=capture.token, kept_at=sites.as_json(capture.site), steps_before=capture.steps, steps_now=S.steps,
+            "alias_used", site, how=how, token=capture.token, kept_at=sites.as_json(capture.site), steps_before=capture.steps,
+            steps_now=S.steps,
             changed=capture.changed(), same_module=id(module) == capture.module, path=path,
         )  # fmt: skip
 
@@ -133,11 +135,14 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
     _alias_used("load", tensors, site, module)
     captures = [c for t in tensors if (c := _capture_of(t)) is not None]
     return {
-        "strict": strict, "missing": missing[:MAX_NAMES], "unexpected": unexpected[:MAX_NAMES], "num_missing": len(missing), "num_unexpected": len(unexpected),
-        "missing_shapes": [_shape(own[k]) for k in missing[:MAX_NAMES]], "unexpected_shapes": [_shape(given[k]) for k in unexpected[:MAX_NAMES]],
+        "strict": strict, "missing": missing[:MAX_NAMES], "unexpected": unexpected[:MAX_NAMES], "num_missing": len(missing),
+        "num_unexpected": len(unexpected),
+        "missing_shapes": [_shape(own[k]) for k in missing[:MAX_NAMES]],
+        "unexpected_shapes": [_shape(given[k]) for k in unexpected[:MAX_NAMES]],
         "matched": len(own) - len(missing), "total": len(own), "given": len(given), "num_given_tensors": len(tensors),
         "same_when_cleaned": len({names.clean(k) for k in missing} & {names.clean(k) for k in given}),
-        "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures), "source": saving.source_of(tensors),
+        "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures),
+        "source": saving.source_of(tensors),
     }  # fmt: skip
 
 
@@ -160,7 +165,8 @@ def _note_load_state(module: Any, site: sites.Site, told: dict[str, Any] | None,
     param = next(iter(module.parameters()), None)
     S.recorder.event(
         "load_state", site, module=type(module).__name__, mid=id(module), error="" if error is None else str(error)[:2000], **(told or {}),
-        ddp=-1 if param is None else ddp.wrap_of(param), wrapped=type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"),
+        ddp=-1 if param is None else ddp.wrap_of(param),
+        wrapped=type(module).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"),
         training=module.training,
     )  # fmt: skip
 
@@ -204,9 +210,12 @@ def _note_optimizer_load(optimizer: Any, state_dict: Any, *args: Any, **kwargs: 
     ]
     given = [str(n) for group in state_dict.get("param_groups") or () for n in group.get("param_names") or ()]
     S.recorder.event(
-        "load_optimizer", site, kind=type(optimizer).__name__, oid=id(optimizer), entries=len(state_dict.get("state") or {}), params=len(params),
+        "load_optimizer", site, kind=type(optimizer).__name__, oid=id(optimizer), entries=len(state_dict.get("state") or {}),
+        params=len(params),
         mismatched=[told[i] or str(i) for i in bad][:50], names=told, shapes=[list(p.shape) for p in params][:MAX_NAMES],
-        digests=digests.of_tensors(firsts)[1], given_names=[names.clean(n) for n in given][:MAX_NAMES], source=saving.source_of([t for t in firsts if t is not None]),
+        digests=digests.of_tensors(firsts)[1],
+        given_names=[names.clean(n) for n in given][:MAX_NAMES], source=saving.source_of([t for t in firsts if t is not None]),
+        came=["" if t is None else saving.origin_of(t)[1] for t in firsts],
         had_state=len(optimizer.state),
     )  # fmt: skip
 

@@ -338,8 +338,7 @@ def test_fine_tuning_is_a_choice() -> None:
 
 
 def test_warm_start_from_an_older_run_is_advice() -> None:
-    older = resumed(own=False)
-    older.present[0].events.append(event("save", line=40, path="/w/other.pt", done=False, groups=GROUPS))
+    older = resumed(event("save", line=40, path="/w/other.pt", done=False, groups=GROUPS), own=False)
     assert [f.severity for f in findings(ResumeIncomplete, older)] == [Severity.ADVICE]
 
 
