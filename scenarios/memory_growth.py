@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="memory that does not grow", allow_abbrev=False)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--budget-mib", type=float, default=96.0, help="growth allowed after the first epoch")
     args = parser.parse_args()
     device = start(args.device)
