@@ -14,6 +14,9 @@ from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
 
 
+KILLED = (-6, -7, -9, -11)  # abort, bus error, kill, segmentation fault; a launcher ends the others of a failed gang with TERM
+
+
 @dataclass(frozen=True)
 class Parting:
     """`left` ended a loop (level 0: the one that steps; 1 and up: a loop around it) that `stayed` goes on with."""
@@ -75,9 +78,7 @@ def _over_passes(run: Run, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
             return None
         fewest = min(counts[rank] for rank in closed)
         left = tuple(rank for rank in closed if counts[rank] == fewest)
-        stayed = tuple(
-            rank for rank, n in counts.items() if rank not in left and (n > fewest or (here[rank].closed is None and n >= fewest))
-        )
+        stayed = tuple(r for r in counts if r not in left and _goes_on(run, here[r], counts[r], fewest, left))
         if stayed:
             one = here[left[0]]
             sized = tuple(counts[r] if here[r].closed is not None else max(counts[r], 0) for r in sorted(counts))
@@ -86,10 +87,19 @@ def _over_passes(run: Run, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
     return None
 
 
+def _goes_on(run: Run, one: Pass, drawn: int, fewest: int, left: tuple[int, ...]) -> bool:
+    """Whether a rank is in a pass that others have left after `fewest` batches. One cut off right there may have been about to leave."""
+    if drawn > fewest:
+        return True
+    if one.closed is not None or drawn < fewest:
+        return False
+    return one.planned > fewest or (not one.planned and not any(_failed_before_the_others(run, r) for r in left))
+
+
 def _level_one(run: Run, here: Mapping[int, Pass], nth: int, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
     """Ranks that opened their n-th pass while others never did."""
     left = tuple(rank for rank in by_rank if rank not in here)
-    if not here or any(_failed_before_the_others(run, rank) or _still_inside(run, rank, by_rank[rank]) for rank in left):
+    if not here or not all(_is_behind(run, rank, by_rank[rank]) for rank in left):
         return None
     one = next(iter(here.values()))
     event = _loop_event(run, one.where)
@@ -162,10 +172,12 @@ def _failed_before_the_others(run: Run, rank: int) -> bool:
     return rank in times and times[rank] == min(times.values())
 
 
-def _still_inside(run: Run, rank: int, own: list[Pass]) -> bool:
-    """Whether a rank that opened no further pass waits inside the loop around them (a collective of its own there), not behind it."""
-    event = _loop_event(run, own[-1].where)
-    return bool(_inside(run, rank, _ranges(event)[1:]))
+def _is_behind(run: Run, rank: int, own: list[Pass]) -> bool:
+    """Whether a rank that opened no further pass has left the loop around them: it is known to be elsewhere, and was not killed."""
+    killed = run.ending.reason == "exited" and any(e.rank == rank and e.code in KILLED and not e.by_us for e in run.ending.exits)
+    if killed or _failed_before_the_others(run, rank):
+        return False
+    return _inside(run, rank, _ranges(_loop_event(run, own[-1].where))[1:]) is False
 
 
 def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None:

@@ -37,7 +37,7 @@ def roots() -> list[Any]:
 
 def any_training() -> bool:
     found = roots()
-    return not found or any(root.training for root in found)
+    return not found or any(_in_train_mode(root) for root in found)
 
 
 def count(root: Any) -> tuple[list[Any], list[Any]]:
@@ -77,7 +77,7 @@ class Body:
     def _look(self) -> None:
         _looks[0] += 1
         for root in roots():
-            if root.training:
+            if _in_train_mode(root):
                 self.training = True
                 dropout, norms = count(root)
                 self.num_dropout += len(dropout)
