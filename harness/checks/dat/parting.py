@@ -13,7 +13,6 @@ from harness.model import Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
 
-
 KILLED = (-6, -7, -9, -11)  # abort, bus error, kill, segmentation fault; a launcher ends the others of a failed gang with TERM
 
 
