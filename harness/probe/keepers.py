@@ -35,6 +35,53 @@ def statement(site: Site) -> Site | None:
     return (site[0], found.lineno, _title(_around(tree, found.lineno))) if found is not None else None
 
 
+def candidates(site: Site) -> list[Site]:
+    """Statements in the loop around `site` that put something into a container which the loop does not empty, numbers and texts left out."""
+    tree = sources._tree(site[0]) if site[0] else None
+    if tree is None:
+        return []
+    loop = _loop_around(tree, site[1])
+    if loop is None:
+        return []
+    emptied = {label for n in ast.walk(loop) if isinstance(n, (ast.Assign, ast.AnnAssign)) for label in _targets(n)}
+    calls = [(n, n.func) for n in ast.walk(loop) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    emptied |= {_label(method.value) for _, method in calls if method.attr == "clear"}
+    found: set[int] = set()
+    for call, method in calls:
+        adds = method.attr in ADDS and _label(method.value) not in emptied
+        if adds and any(_may_hold_tensor(argument) for argument in call.args):
+            found.add(call.lineno)
+    return [(site[0], line, _title(_around(tree, line))) for line in sorted(found)]
+
+
+def _loop_around(tree: ast.Module, line: int, depth: int = 2) -> ast.stmt | None:
+    """The outermost loop that runs this line: in its function, else in a function that calls it."""
+    function = _around(tree, line)
+    loops = [n for n in _own(function) if isinstance(n, (ast.For, ast.While, ast.AsyncFor)) and n.lineno <= line <= (n.end_lineno or 0)]
+    if loops or depth == 0:
+        return min(loops, key=lambda n: n.lineno, default=None)
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and _called_name(call.func) == _title(function) and not isinstance(function, ast.Module):
+            found = _loop_around(tree, call.lineno, depth - 1)
+            if found is not None:
+                return found
+    return None
+
+
+def _may_hold_tensor(node: ast.AST) -> bool:
+    """Whether this argument is more than a number or a text."""
+    if isinstance(node, (ast.Constant, ast.JoinedStr, ast.Compare)):
+        return False
+    if isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else _label(node.func)
+        return called not in PLAIN and called not in {"item", "tolist", "size", "numel", "dim", "time", "perf_counter", "format", "join"}
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return any(_may_hold_tensor(part) for part in node.elts)
+    if isinstance(node, ast.Dict):
+        return any(_may_hold_tensor(part) for part in node.values if part is not None)
+    return True
+
+
 def _sums_at(function: Function, line: int) -> ast.AugAssign | None:
     """`total += loss(model(x), y)`: the line itself keeps what it computes."""
     for node in _own(function):

@@ -1,7 +1,8 @@
 """DEV104 data-parallel-in-job: nn.DataParallel inside a job of several processes.
 
 What it does
-    A rank of a job with more than one process builds torch.nn.DataParallel. A warning.
+    A rank of a job with more than one process builds torch.nn.DataParallel. An error where several ranks train a model inside it, a warning
+    where DistributedDataParallel wraps it, else advice.
 
 Why it is bad
     DataParallel splits one process's batch over the GPUs that this process sees. In a job of N processes each of them drives all GPUs,
@@ -33,7 +34,7 @@ class DataParallelInJob(Check):
     name = "data-parallel-in-job"
     severity = Severity.WARNING
     substantial = False
-    explains = ("LAU111", "SYN126", "MEM104", "DEV102", "SYN101")
+    explains = ("LAU111", "SYN101", "SYN114", "SYN126", "SYN127", "MEM104", "DEV102")
 
     def end(self, run: Run) -> Iterable[Finding]:
         made = list(run.events("data_parallel"))
@@ -41,24 +42,25 @@ class DataParallelInJob(Check):
             raise NotApplicable("nn.DataParallel was not used")
         if run.world_size < 2:
             raise NotApplicable("the job has one process")
-        if any(any(True for _ in (recording.of("wrap"))) for recording in run.present):
-            severity, note = Severity.WARNING, "the job wraps a model in DistributedDataParallel as well"
-        else:
-            severity, note = (
-                Severity.ERROR if _trains(run) else Severity.WARNING,
-                "no rank wraps its model in DistributedDataParallel: replicas are not averaged",
-            )
+        trained = {rank for rank, e in run.events("params") if "DataParallel" in _list(e["roots"])}
+        wrapped = any(e["module"] == "DataParallel" for _, e in run.events("wrap"))
+        ranks = sorted({rank for rank, _ in made})
         event = made[0][1]
-        ids = event["device_ids"] if isinstance(event["device_ids"], list) else []
+        ids = _list(event["device_ids"])
         yield self.finding(
             f"nn.DataParallel in a job of {run.world_size} processes",
             where=event.where,
-            ranks=sorted({rank for rank, _ in made}),
-            severity=severity,
-            notes=[note, f"device_ids {ids}" if ids else "no GPU: it only passes through"],
+            ranks=ranks,
+            severity=Severity.ERROR if len(trained) > 1 else None if wrapped else Severity.ADVICE,
+            notes=[
+                f"{len(trained)} ranks train a model in it: nothing is averaged between them"
+                if trained
+                else "no rank trains a model in it",
+                f"device_ids {ids}" if ids else "no GPU: here it only passes through",
+            ],
             help="wrap the model in `DistributedDataParallel(model)` instead, one process a device",
         )
 
 
-def _trains(run: Run) -> bool:
-    return run.num_steps > 0
+def _list(value: object) -> list[str]:
+    return [str(v) for v in value] if isinstance(value, list) else []

@@ -41,12 +41,12 @@ class StrayContext(Check):
             return
         first = stray[0]
         others = sorted(set(first.contexts) - {first.current})
-        call = tables.chosen_at(first)
+        calls = [e for e in first.recording.of("set_device") if e["device"] in others] or first.recording.of("set_device")[-1:]
         ranks = [one.rank for one in stray]
         alone = len(ranks) == 1
         yield self.finding(
             f"{blame.plural(ranks)} hold{'s' if alone else ''} a context on device {others[0]} beside {'its' if alone else 'their'} own",
-            where=call.where if call is not None else None,
+            where=calls[0].where if calls else None,
             ranks=ranks,
             notes=[f"rank {one.rank}: device {one.current}, contexts on {list(one.contexts)}" for one in stray[:8]] + tables.note(found),
             help='call `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` first of all, and load with map_location="cpu"',

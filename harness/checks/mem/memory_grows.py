@@ -19,7 +19,8 @@ Right
 
 Known limits
     Needs 50 steps; shorter runs are inconclusive. A run that ends within its first pass over the data gives advice only. Pages of mapped
-    files do not count. Which line allocates is a sample (10 a second), so the place is likely, not certain.
+    files do not count. Which line allocates is a sample (10 a second), so the place is likely, not certain; where the training loop adds
+    to one container only, that statement is named instead.
 """
 
 from __future__ import annotations
@@ -55,16 +56,20 @@ class MemoryGrows(Check):
             return
         rank, recording, trend = max(growing, key=lambda item: item[2].slope)
         place, share = _line(recording)
+        added = [
+            w for e in recording.of("keepers")[-1:] if isinstance(e["statements"], list) for s in e["statements"] if (w := where_of(s))
+        ]
         strong = trend.slope >= WARN_RATE and _beyond_first_pass(recording)
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
-            where=place,
+            where=added[0] if len(added) == 1 else place,
             ranks=[rank for rank, _, _ in growing],
             severity=None if strong else Severity.ADVICE,
             notes=[
                 f"rank {rank}: slope {_size(trend.slope)} +- {_size(trend.error)} a step over {recording.num_rows} rows, "
                 f"{trend.rising} of {trend.num_blocks - 1} blocks higher than the one before",
-                *([f"{share:.0%} of the growth seen by sampling was on this line"] if place is not None else []),
+                *([f"{share:.0%} of the growth seen by sampling was at line {place.line}"] if place is not None else []),
+                *([f"the loop adds to containers at lines {', '.join(str(w.line) for w in added)}"] if len(added) > 1 else []),
             ],
             help="look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or "
             "clear it every epoch",

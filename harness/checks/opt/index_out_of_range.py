@@ -33,6 +33,7 @@ from harness.record import Event, Run
 
 TARGET = re.compile(r"Target (-?\d+) is out of bounds")
 INDEX = re.compile(r"index (-?\d+) is out of (?:bounds|range) for (?:dimension|axis) (\d+) with size (\d+)")
+BAG = re.compile(r"takes value (-?\d+) which is not in the valid range \[0, (\d+)\)")
 OTHERS = re.compile(
     r"index out of range in self|Class values must be (smaller|non-negative)|index out of bounds|Index tensor.*out of bounds"
     r"|srcIndex < srcSelectDimSize",
@@ -72,6 +73,8 @@ class IndexOutOfRange(Check):
             return f"label {match[1]} is out of range{classes}"
         if match := INDEX.search(text):
             return f"index {match[1]} is out of range for dimension {match[2]} of size {match[3]}"
+        if match := BAG.search(text):
+            return f"index {match[1]} is out of range: there are {match[2]} rows"
         if OTHERS.search(text):
             found = _offender(event)
             limit, largest = found.get("limit"), found.get("largest")

@@ -8,6 +8,8 @@ Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, s
 function).
 Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was
 in); only while memory moves.
+Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
+container.
 Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
 """
 
@@ -20,7 +22,7 @@ import threading
 import time
 from typing import Any
 
-from .. import protocol, sites
+from .. import keepers, protocol, sites
 from ..arm import at_close
 from ..patching import before
 from ..state import S
@@ -29,6 +31,7 @@ from . import memory
 PERIOD_S = 0.1
 STALL_S = 1.0
 SAMPLES_AN_EVENT = 20
+KEEPERS_BYTES = 8_000_000
 MOVED_BYTES = 256 * 1024
 SLOW_AFTER = 6000  # samples (10 minutes); from then on one a second
 _started: dict[int, bool] = {}
@@ -59,6 +62,8 @@ class Beat:
         self.grown: dict[sites.Site, int] = {}
         self.last_bytes = 0
         self.looks = 0
+        self.base_bytes = 0  # resident at the 8th step
+        self.tell_keepers_at = KEEPERS_BYTES
         self.kills = memory.oom_kills()
 
     def run(self) -> None:
@@ -116,9 +121,18 @@ class Beat:
             if frames:
                 self.grown[frames[0]] = self.grown.get(frames[0], 0) + grown
         self.last_bytes = now_bytes
+        if S.steps >= 8:
+            self.look_for_keepers(now_bytes)
         self.samples.append((time.time_ns(), now_bytes, shared_bytes))
         if len(self.samples) >= SAMPLES_AN_EVENT:
             self.tell()
+
+    def look_for_keepers(self, now_bytes: int) -> None:
+        self.base_bytes = self.base_bytes or now_bytes
+        if now_bytes - self.base_bytes >= self.tell_keepers_at and S.loss_site is not None:
+            self.tell_keepers_at *= 4
+            found = keepers.candidates(S.loss_site)
+            self.recorder.event("keepers", S.loss_site, statements=[sites.as_json(s) for s in found[:8]])
 
     def tell(self) -> None:
         samples, self.samples = self.samples, []

@@ -25,10 +25,14 @@ class _Token:
         self.mode = mode
 
 
-_alive: dict[str, int] = {"train": 0, "eval": 0}
+# graphs alive by what bears the token: the loss's root, the root of a model's output, the node nearest to the leaves (kept too where only an
+# intermediate output is kept, by a forward hook), and outputs in eval mode
+_alive: dict[str, int] = {"loss": 0, "output": 0, "depth": 0, "eval": 0}
 _told: dict[str, int] = {"train": 4, "eval": 4}
 _KEY = "_harness_token"
 MAX_NODES = 5000
+MAX_HOPS = 256
+TRANSPOSES = ("TBackward0", "TransposeBackward0", "PermuteBackward0")  # a parameter stands behind them
 
 
 class Evaluation:
@@ -54,7 +58,29 @@ def _keeper(site: sites.Site) -> dict[str, Any] | None:
 
 def _gone(mode: str) -> None:
     _alive[mode] -= 1
-    S.graphs_alive = _alive["train"] + _alive["eval"]
+    S.graphs_alive = max(_alive.values())
+
+
+def _bear(node: Any, kind: str) -> bool:
+    """Put a token into a node; False where it has one."""
+    if _KEY in node.metadata:
+        return False
+    token = _Token(kind)
+    node.metadata[_KEY] = token
+    weakref.finalize(token, _gone, kind).atexit = False
+    _alive[kind] += 1
+    S.graphs_alive = max(_alive.values())
+    return True
+
+
+def _nearest_to_leaves(node: Any) -> Any:
+    """Down the graph along its first branch; about 1 us a node, at most 256 nodes."""
+    for _ in range(MAX_HOPS):
+        below = [n for n, _ in node.next_functions if n is not None and n.next_functions]
+        if not below:
+            break
+        node = next((n for n in below if type(n).__name__ not in TRANSPOSES), below[0])
+    return node
 
 
 def _roots(output: Any) -> list[Any]:
@@ -71,19 +97,21 @@ def watch(output: Any, mode: str) -> None:
         _settle(output)
     for tensor in _roots(output)[:1]:
         node = tensor.grad_fn
-        if node is None or _KEY in node.metadata:
+        kind = "eval" if mode == "eval" else "loss" if tensor.numel() == 1 else "output"
+        if node is None or not _bear(node, kind):
             continue
-        token = _Token(mode)
-        node.metadata[_KEY] = token
-        weakref.finalize(token, _gone, mode).atexit = False
-        _alive[mode] += 1
-        S.graphs_alive = _alive["train"] + _alive["eval"]
         if mode == "eval":
             _evaluated()
-        if _alive[mode] >= 2 * _told[mode]:
-            _told[mode] = _alive[mode]
-            site = sites.here(4)
-            S.recorder.event("graphs", site, alive=_alive[mode], mode=mode, keeper=_keeper(site))
+        elif kind == "loss":
+            _bear(_nearest_to_leaves(node), "depth")
+        _tell_growth(mode, _alive["eval"] if mode == "eval" else max(_alive["loss"], _alive["output"], _alive["depth"]))
+
+
+def _tell_growth(mode: str, alive: int) -> None:
+    if alive >= 2 * _told[mode]:
+        _told[mode] = alive
+        site = sites.here(5)
+        S.recorder.event("graphs", site, alive=alive, mode=mode, keeper=_keeper(site))
 
 
 def _evaluated() -> None:
