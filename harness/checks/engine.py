@@ -46,16 +46,16 @@ def judge(run: Run, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> t
             continue
         running.append(_Running(kind(), steps=kind.step is not Check.step))
     for one in running:
-        _guarded(one, lambda one=one: one.check.begin(run))  # type: ignore[misc]
+        _guarded(one, lambda one=one: one.check.begin(run))
     wanting = [one for one in running if one.steps]
     if wanting:
         for step in run.steps():
             for one in wanting:
                 if one.outcome is None:
-                    _guarded(one, lambda one=one, step=step: one.check.step(step))  # type: ignore[misc]
+                    _guarded(one, lambda one=one, step=step: one.check.step(step))
     for one in running:
         if one.outcome is None:
-            _guarded(one, lambda one=one: one.findings.extend(one.check.end(run)))  # type: ignore[misc]
+            _guarded(one, lambda one=one: one.findings.extend(one.check.end(run)))
         if one.outcome is None:
             one.settle(OutcomeKind.RAN)
     outcomes.extend(one.outcome for one in running if one.outcome is not None)

@@ -35,7 +35,7 @@ def plain(tensor: Any) -> bool:
 
 def _span(tensor: Any) -> int:
     """Number of storage elements from the first to the last element."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
 
 
 def sampled(tensor: Any, num: int = NUM_SAMPLES) -> Any:

@@ -26,7 +26,12 @@ _living: dict[int, weakref.ref[Any]] = {}
 def note_module(module: Any) -> None:
     """Called for every nn.Module that is constructed, copied or unpickled."""
     key = id(module)
-    _living[key] = weakref.ref(module, lambda ref, key=key: _living.pop(key, None) if _living.get(key) is ref else None)
+
+    def forget(ref: weakref.ref[Any]) -> None:
+        if _living.get(key) is ref:
+            del _living[key]
+
+    _living[key] = weakref.ref(module, forget)
 
 
 def root_modules() -> list[Any]:

@@ -45,7 +45,7 @@ DIGESTS = (
     "none",  # set of parameters whose .grad is None
     "train",  # training flags of the modules that own the parameters
     "hyper",  # lr, weight decay, betas, momentum of every group
-    "index",  # sample indices drawn since the last step, in order
+    "indices",  # sample indices drawn since the last step, in order
     "batch",  # sampled content of the batches drawn since the last step
     "coll",  # (op, dtype, shape, call site) of the python-level collectives since the last step, in order
     "buffer",  # sampled buffers of the wrapped modules
@@ -110,7 +110,7 @@ class Row(NamedTuple):
     none: int
     train: int
     hyper: int
-    index: int
+    indices: int
     batch: int
     coll: int
     buffer: int

@@ -44,10 +44,10 @@ class Nondeterministic(Check):
                 continue
             compared += 1
             apart = [
-                name for name in ("index", "batch", "draws", "grad", "param") if _digests(mine.rows, name) != _digests(theirs.rows, name)
+                name for name in ("indices", "batch", "draws", "grad", "param") if _digests(mine.rows, name) != _digests(theirs.rows, name)
             ]
             if apart:
-                what = {"index": "other samples", "batch": "other batches", "draws": "other random values"}.get(
+                what = {"indices": "other samples", "batch": "other batches", "draws": "other random values"}.get(
                     apart[0], "other gradients or parameters"
                 )
                 recording = run.present[0]

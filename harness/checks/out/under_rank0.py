@@ -38,27 +38,17 @@ class CollectiveUnderRank0(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)
-        broke = run.ending.reason == "hang" or any(e.code for e in run.ending.exits)
-        if not broke:
-            raise NotApplicable("the run ended well")
         if any(e["world"] is False for r in run.present for e in r.of("coll")):
             raise NotApplicable("collectives of subgroups are in use")
-        for rank, column in zip(pairs.ranks, pairs.columns, strict=True):
-            for n, event in enumerate(column):
-                only = pairing.only_on(pairs, event)
-                others = [c for c in pairs.columns if len(c) > n]
-                if len(only) == len(pairs.ranks) or (event["op"] in pairing.ROOTED and len(others) == len(pairs.ranks)):
-                    continue
-                if all(c[n]["op"] == event["op"] for c in others) and len(others) == len(pairs.ranks):
-                    continue
-                missing = [r for r in pairs.ranks if r not in only]
-                if not pairing.passed_by(run, missing, event):
-                    continue
-                yield self.finding(
-                    f"{event['op']} is called on ranks {', '.join(map(str, only))} only; ranks {', '.join(map(str, missing))} never come to this statement",
-                    where=event.where,
-                    ranks=only,
-                    notes=[f"collective {n} of rank {rank}"],
-                    help="call the collective on every rank: move it out of the rank-dependent branch",
-                )
-                return
+        if run.ending.reason != "hang" and not any(e.code for e in run.ending.exits):
+            return  # a lone collective in a run that ended well is SYN122
+        found = pairing.lone(run, pairs)
+        if found is not None:
+            some, rest = ", ".join(map(str, found.ranks)), ", ".join(map(str, found.missing))
+            yield self.finding(
+                f"{found.event['op']} is called on ranks {some} only; ranks {rest} never come to this statement",
+                where=found.event.where,
+                ranks=found.ranks,
+                notes=[f"collective {found.n} there"],
+                help="call the collective on every rank: move it out of the rank-dependent branch",
+            )

@@ -40,7 +40,7 @@ class ReplicasTrainAlone(Check):
             raise NotApplicable("a model is wrapped in DistributedDataParallel")
         if not all(any(e["done"] and (e["world_size"] or 0) > 1 for e in r.of("pg")) for r in run.present):
             raise NotApplicable("no process group of several ranks")
-        if any(e["op"] in pairing.POINT_TO_POINT or e["world"] is False for _, e in run.events("coll")):
+        if any(e["op"] in pairing.POINT_TO_POINT or e["world"] is False for _, e in run.events("coll") if e.step >= 1):
             raise NotApplicable("subgroups or point-to-point calls are in use: another kind of parallelism")
         for opt, parting in sorted(facts.partings.items()):
             event = facts.params_event(opt)

@@ -43,8 +43,8 @@ class CollectiveDtypeMismatch(Check):
                 continue
             kinds = [(e["dtype"], e["numel"]) for e in events]
             if len(set(kinds)) > 1:
-                if any(e["grad"] for e in events):
-                    return
+                if any(e["grad"] for e in events) or pairing.lone(run, pairs) is not None:
+                    return  # a pairing gone wrong before: SYN118, SYN122 or OUT101
                 i = next(i for i, k in enumerate(kinds) if k != kinds[0])
                 what = "dtype" if kinds[i][0] != kinds[0][0] else "size"
                 yield self.finding(

@@ -35,23 +35,31 @@ class ExtraCollective(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)
+        if any(e["world"] is False for r in run.present for e in r.of("coll")):
+            raise NotApplicable("collectives of subgroups are in use")
+        if run.ending.reason == "hang" or any(e.code for e in run.ending.exits):
+            raise NotApplicable("the run broke: OUT101 and HNG103 look at its collectives")
+        found = pairing.lone(run, pairs)
         totals = [0] * run.world_size
         for step in run.steps():
             if not step.complete:
                 break
             totals = [a + b for a, b in zip(totals, step.number("num_coll"), strict=True)]
             if len(set(totals)) > 1 and len(set(step.number("opt"))) == 1:
-                most = totals.index(max(totals))
-                least = totals.index(min(totals))
-                column = pairs.columns[pairs.ranks.index(most)]
-                lone = next((e for e in column if most in (only := pairing.only_on(pairs, e)) and least not in only), None)
-                if any(e["world"] is False for r in run.present for e in r.of("coll")):
-                    raise NotApplicable("collectives of subgroups are in use")
+                most, least = totals.index(max(totals)), totals.index(min(totals))
                 yield self.finding(
                     f"rank {most} has issued {totals[most]} collectives at step {step.index}, rank {least} {totals[least]}",
-                    where=lone.where if lone else None,
+                    where=found.event.where if found else None,
                     ranks=(most,),
                     notes=["from here on the ranks' collectives are paired wrongly"],
                     help="issue every collective on every rank; take it out of the rank-dependent branch",
                 )
                 return
+        if found is not None and len({len(c) for c in pairs.columns}) > 1:
+            yield self.finding(
+                f"{found.event['op']} is issued on ranks {', '.join(map(str, found.ranks))} only: the ranks' collectives are paired wrongly from there on",
+                where=found.event.where,
+                ranks=found.ranks,
+                notes=[f"collectives a rank: {', '.join(str(len(c)) for c in pairs.columns)}"],
+                help="issue every collective on every rank; take it out of the rank-dependent branch",
+            )

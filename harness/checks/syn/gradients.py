@@ -16,6 +16,11 @@ def _columns(run: Run) -> Iterator[list[Event]]:
         yield [t[key] for t in tables]
 
 
+def _synced(event: Event) -> dict[str, list[float]]:
+    """Values after a hand-written sync and before a clip."""
+    return event["synced"] or event["at_step"] or {}
+
+
 def ratios(run: Run) -> list[float]:
     """(gradient at the step) / (sum of the ranks' own gradients), one a parameter and step, where a hand-written sync came between.
 
@@ -25,11 +30,11 @@ def ratios(run: Run) -> list[float]:
     for events in _columns(run):
         for key in events[0]["local"] or {}:
             local = [(e["local"] or {}).get(key) for e in events]
-            step = [(e["at_step"] or {}).get(key) for e in events]
+            step = [_synced(e).get(key) for e in events]
             if any(v is None for v in (*local, *step)) or all(v == local[0] for v in local) or any(v != step[0] for v in step):
                 continue
-            total = [sum(values) for values in zip(*local, strict=True)]  # type: ignore[arg-type]
-            if sum(abs(t) for t in total) < TINY or len(total) != len(step[0]):  # type: ignore[arg-type]
+            total = [sum(values) for values in zip(*local, strict=True)]
+            if sum(abs(t) for t in total) < TINY or len(total) != len(step[0] or ()):
                 continue
             # least squares through the origin: one number a parameter, robust against small elements
             found.append(sum(s * t for s, t in zip(step[0], total, strict=True)) / sum(t * t for t in total))  # type: ignore[arg-type]
@@ -41,7 +46,7 @@ def rescaled(run: Run) -> bool:
     for events in _columns(run):
         for event in events:
             for key, local in (event["local"] or {}).items():
-                step = (event["at_step"] or {}).get(key)
+                step = _synced(event).get(key)
                 if step is not None and any(abs(a - b) > 1e-4 * max(abs(a), TINY) for a, b in zip(local, step, strict=False)):
                     return True
     return False
@@ -59,3 +64,28 @@ def agreeing(run: Run, opt: int) -> set[str]:
         values = [c[0] for c in columns if c is not None]
         good = {i for i in good if i < len(values[0]) and values[0][i] and len({v[i] for v in values if i < len(v)}) == 1}
     return {names[i] for i in good}
+
+
+def _fates(run: Run) -> tuple[set[str], set[str]]:
+    """(parameters whose gradients differ locally and agree once synced, those that never agree), by name, from the sampled ones."""
+    agree: set[str] = set()
+    differ: set[str] = set()
+    for events in _columns(run):
+        names = events[0]["names"] or {}
+        for key in events[0]["local"] or {}:
+            local = [(e["local"] or {}).get(key) for e in events]
+            synced = [_synced(e).get(key) for e in events]
+            if any(v is None for v in (*local, *synced)) or all(v == local[0] for v in local):
+                continue
+            (agree if all(v == synced[0] for v in synced) else differ).add(str(names.get(key, key)))
+    return agree, differ
+
+
+def ever_agree(run: Run) -> bool:
+    return bool(_fates(run)[0])
+
+
+def partly(run: Run) -> tuple[list[str], list[str]]:
+    """(parameters that are synced, parameters that never are); both empty where the sampled gradients do not tell."""
+    agree, differ = _fates(run)
+    return sorted(agree), sorted(differ - agree)

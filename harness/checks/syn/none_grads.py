@@ -43,18 +43,18 @@ class NoneGradAsymmetric(Check):
         if sum(bool(c) for c in columns.values()) < 2:
             raise NotApplicable("no hand-written gradient sync")
         steps = {rank: Counter(e.step for e in c) for rank, c in columns.items()}
-        common = set.intersection(*(set(s) for s in steps.values()))
+        reached = min(r.num_steps for r in run.present)
         failed = any(e.code for e in run.ending.exits) or run.ending.reason == "hang"
-        for step in sorted(common):
+        for step in sorted({s for counter in steps.values() for s in counter if s <= reached}):
             counts = {rank: s[step] for rank, s in steps.items()}
             sizes = {rank: [e["numel"] for e in columns[rank] if e.step == step] for rank in columns}
             short = min(len(v) for v in sizes.values())
-            paired = len({tuple(v[:short]) for v in sizes.values()}) == 1
+            paired = short > 0 and len({tuple(v[:short]) for v in sizes.values()}) == 1
             if len(set(counts.values())) > 1 and (failed or not paired):
                 fewest = min(counts, key=lambda r: counts[r])
                 yield self.finding(
                     f"rank {fewest} synchronises {counts[fewest]} gradients at step {step}, the others up to {max(counts.values())}",
-                    where=columns[fewest][0].where,
+                    where=columns[max(counts, key=lambda r: counts[r])][0].where,
                     ranks=(fewest,),
                     notes=[f"gradients synchronised a rank: {', '.join(f'{r}: {c}' for r, c in sorted(counts.items()))}"],
                     help="give every parameter a gradient before the loop: `if p.grad is None: p.grad = torch.zeros_like(p)`",

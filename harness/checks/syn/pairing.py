@@ -71,3 +71,65 @@ def passed_by(run: Run, ranks: Sequence[int], event: Event) -> bool:
         if recording is None or recording.num_steps < event.step:
             return False
     return True
+
+
+WINDOW = 8  # calls within which a swapped partner is looked for
+
+
+def _own(event: Event, other: Event) -> frozenset[str]:
+    """What tells the tensor of `event` from that of `other`: its names in the calling code, else the text of the call, else its line."""
+    mine, theirs = set(event["names"] or ()), set(other["names"] or ())
+    if mine - theirs and theirs - mine:
+        return frozenset(mine - theirs)
+    if event.where and other.where and event.where.text and other.where.text and event.where.text != other.where.text:
+        return frozenset([event.where.text])
+    return frozenset([f"line {site_key(event)[1]}"])
+
+
+def swapped_with(one: Sequence[Event], other: Sequence[Event], n: int) -> int | None:
+    """The later call at which the two tensors that meet at call n meet the other way round; None where they belong together."""
+    a, b = _own(one[n], other[n]), _own(other[n], one[n])
+    if a == b:
+        return None
+    for m in range(n + 1, min(n + 1 + WINDOW, len(one), len(other))):
+        if one[m]["op"] != one[n]["op"]:
+            return None
+        if _own(one[m], other[m]) == b and _own(other[m], one[m]) == a:
+            return m
+    return None
+
+
+def called(one: Event, other: Event) -> tuple[str, str]:
+    return ", ".join(sorted(_own(one, other))), ", ".join(sorted(_own(other, one)))
+
+
+@dataclass(frozen=True)
+class Lone:
+    """A collective that a strict subset of the ranks issues, and without which the ranks' sequences would fit."""
+
+    event: Event
+    n: int
+    ranks: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def lone(run: Run, pairs: Pairing) -> Lone | None:
+    """The first such collective. A rooted one whose counterpart stands on another line is none."""
+    for rank, column in zip(pairs.ranks, pairs.columns, strict=True):
+        for n, event in enumerate(column):
+            only = only_on(pairs, event)
+            missing = [r for r in pairs.ranks if r not in only]
+            if not missing:
+                continue
+            others = [pairs.columns[pairs.ranks.index(r)] for r in missing]
+            if all(len(c) > n and c[n]["op"] == event["op"] and not _shifts(column, c, n) for c in others):
+                continue  # the same operation from a line of their own: an if/else around one collective
+            if passed_by(run, missing, event):
+                return Lone(event, n, tuple(only), tuple(missing))
+        del rank
+    return None
+
+
+def _shifts(column: Sequence[Event], other: Sequence[Event], n: int) -> bool:
+    """Whether the other rank is one call ahead from here on: what it issues as its n-th, this one issues as its next."""
+    return len(column) > n + 1 and site_key(other[n]) == site_key(column[n + 1])

@@ -37,18 +37,22 @@ class PartlySynced(Check):
         facts = replicas.require(run)
         if facts.wrapped:
             raise NotApplicable("a model is wrapped in DistributedDataParallel")
+        synced, left = gradients.partly(run)
         for opt, parting in sorted(facts.partings.items()):
-            if parting.num_grad == parting.steps and parting.grad_names and parting.equal_grad_names and parting.steps >= 2:
-                agree = gradients.agreeing(run, opt)
-                if not agree:
-                    continue
-                wrong = [n for n in parting.grad_names if n not in agree]
-                where = next((e.where for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce")), None)
-                yield self.finding(
-                    f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree)} others are: {replicas.listed(wrong)}",
-                    where=where or facts.grad_site(opt),
-                    ranks=run.rank_ids,
-                    notes=[f"they differ at all of {parting.steps} steps"],
-                    help="synchronise the gradient of every trained parameter",
-                )
-                return
+            if parting.steps < 2 or not parting.num_param:
+                continue
+            agree = gradients.agreeing(run, opt) if parting.grad_names and parting.equal_grad_names else set()
+            wrong = (
+                [n for n in parting.grad_names if n not in agree] if agree and parting.num_grad == parting.steps else left if synced else []
+            )
+            if not wrong:
+                continue
+            where = next((e.where for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce") and e.step >= 1), None)
+            yield self.finding(
+                f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} others are: {replicas.listed(wrong)}",
+                where=where or facts.grad_site(opt),
+                ranks=run.rank_ids,
+                notes=[f"parameters differ after {parting.num_param} of {parting.steps} steps"],
+                help="synchronise the gradient of every trained parameter",
+            )
+            return

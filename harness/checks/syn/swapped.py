@@ -37,15 +37,18 @@ class CollectiveOrderSwapped(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)
         for n in range(pairs.shortest - 1):
-            events, following = pairs.at(n), pairs.at(n + 1)
-            keys, after = [pairing.site_key(e) for e in events], [pairing.site_key(e) for e in following]
-            for i in range(1, len(keys)):
-                if keys[0] != keys[i] and keys[0] == after[i] and keys[i] == after[0] and events[0]["op"] == events[i]["op"]:
+            for i in range(1, len(pairs.ranks)):
+                one, other = pairs.columns[0], pairs.columns[i]
+                if one[n]["op"] != other[n]["op"]:
+                    return
+                m = pairing.swapped_with(one, other, n)
+                if m is not None:
+                    what = pairing.called(one[n], other[n])
                     yield self.finding(
-                        f"ranks {pairs.ranks[0]} and {pairs.ranks[i]} issue two {events[0]['op']} calls in opposite order",
-                        where=events[i].where,
+                        f"ranks {pairs.ranks[0]} and {pairs.ranks[i]} issue two {one[n]['op']} calls in opposite order",
+                        where=other[n].where,
                         ranks=(pairs.ranks[0], pairs.ranks[i]),
-                        notes=[f"collective {n}: line {keys[0][1]} on rank {pairs.ranks[0]}, line {keys[i][1]} on rank {pairs.ranks[i]}"],
+                        notes=[f"collective {n}: {what[0]} on rank {pairs.ranks[0]} meets {what[1]} on rank {pairs.ranks[i]}"],
                         help="issue collectives in one order on every rank: sort what you iterate over, take no rank-dependent branch around them",
                     )
                     return

@@ -4,7 +4,8 @@ hand-written sync.
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
 "sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler.
 Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync.
-Event "gradients" (first 6 steps): opt, names, local (sampled values after the last backward), at_step (the same elements at the step).
+Event "gradients" (first 6 steps): opt, names {position: name}, local (sampled values after the last backward), synced (the same
+elements before a clip, or at the step), at_step.
 Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
 """
 
@@ -23,6 +24,7 @@ _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 _seen: dict[tuple[str, int], str] = {}
 _since_zero: dict[sites.Site, int] = {}
 _local: dict[int, dict[str, list[float]]] = {}
+_unclipped: dict[int, dict[str, list[float]]] = {}
 _scaled: dict[int, Any] = {}  # id of a scaled loss -> weak reference to the loss it came from
 GRADIENT_STEPS = 6
 
@@ -202,13 +204,29 @@ def _values(optimizer: Any, params: Any = None, names: Any = None) -> dict[str, 
     return found
 
 
+def note_unclipped() -> None:
+    """Before a clip: what a hand-written sync made of the gradients, which the clip is about to scale."""
+    if S.steps < GRADIENT_STEPS:
+        for optimizer in list(_optimizers):
+            _unclipped[id(optimizer)] = _values(optimizer)
+
+
 def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     m = mark(optimizer)
     S.since.zeroed = m.zeroed or not m.stepped
     m.zeroed, m.stepped = False, True
     if S.steps < GRADIENT_STEPS:
-        local = _local.pop(id(optimizer), {})
-        S.recorder.event("gradients", opt=witness.opt, local=local, at_step=_values(optimizer), backwards=S.since.num_backward)
+        local, at_step = _local.pop(id(optimizer), {}), _values(optimizer)
+        synced = _unclipped.pop(id(optimizer), at_step)
+        S.recorder.event(
+            "gradients",
+            opt=witness.opt,
+            names={k: witness.by_position[int(k)] for k in local},
+            local=local,
+            synced=synced,
+            at_step=at_step,
+            backwards=S.since.num_backward,
+        )
     if S.steps < 24:
         S.recorder.event(
             "accumulation",

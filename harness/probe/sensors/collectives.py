@@ -1,10 +1,12 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
-Event "coll" (first 3000): op, numel, dtype, group (size), n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world (the default group).
+Event "coll" (first 3000): op, numel, dtype, group (size), n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world (the default group), names (of the tensor
+in the calling code).
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -43,6 +45,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         reduce=reduction,
         grad=_is_gradient(tensor),
         world=_is_world(args, kwargs),
+        names=_names_of(tensor),
     )
     S.collectives += 1
     if op not in POINT_TO_POINT:
@@ -58,14 +61,38 @@ def _is_world(args: Any, kwargs: Any) -> bool:
 
 
 def _is_gradient(tensor: Any) -> bool:
-    if tensor is None or S.steps > 4:
+    """Whether the tensor is a parameter's gradient; the gradients' addresses are read once a step."""
+    if tensor is None or tensor.device.type == "meta":
         return False
     from . import backward
 
-    at = tensor.data_ptr() if tensor.device.type != "meta" else 0
-    return any(
-        p.grad is not None and p.grad.data_ptr() == at for o in list(backward._optimizers) for g in o.param_groups for p in g["params"]
-    )
+    key = (S.steps, S.backwards)
+    if _addresses[0] != key:
+        _addresses[:] = [
+            key,
+            {p.grad.data_ptr() for o in list(backward._optimizers) for g in o.param_groups for p in g["params"] if p.grad is not None},
+        ]
+    return bool(tensor.data_ptr() in _addresses[1])
+
+
+_addresses: list[Any] = [None, set()]
+MAX_NAMED = 400  # calls whose tensor is looked up among the caller's variables
+
+
+def _names_of(tensor: Any) -> list[str]:
+    """What the calling code calls this tensor: local variables, entries of local dicts and lists. Equal sites may reduce other tensors."""
+    if tensor is None or S.collectives >= MAX_NAMED:
+        return []
+    frame = sites.user_frame(sys._getframe(4))
+    if frame is None:
+        return []
+    found: list[str] = []
+    for name, value in list(frame.f_locals.items())[:100]:
+        if value is tensor:
+            found.append(name)
+        elif type(value) is dict:
+            found.extend(f"{name}[{key}]" for key, entry in list(value.items())[:50] if entry is tensor)
+    return sorted(found)[:6]
 
 
 def _make(op: str) -> Any:

@@ -44,7 +44,12 @@ class Wrapped:
         self.eval_looks = 0
         self.buffer_value = 0
         norm = _norm_modules(model.module)
-        self.own_buffers = [n for n, b in model.module.named_buffers() if n.rsplit(".", 1)[0] not in norm and b.is_floating_point()]
+        self.own_buffers: list[str] = [n for n, b in model.module.named_buffers() if n.rsplit(".", 1)[0] not in norm and b.is_floating_point()]
+
+    def knows(self, param: Any) -> bool:
+        """Whether DDP saw this very Parameter object when it was constructed."""
+        ref = self.refs.get(id(param))
+        return ref is not None and ref() is param
 
 
 def _norm_modules(module: Any) -> set[str]:
@@ -116,7 +121,7 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
 
 def _apply(original: Any) -> Any:
     """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP hooked; one that changes nothing does not."""
-    note = quiet(lambda w, moved, site: _note_move(w, moved, site))
+    note = quiet(_note_move)
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         wrapped = [w for w in S.ddps if (m := w.ref()) is not None and (self is m or self is m.module)]
@@ -162,11 +167,10 @@ def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
     """Parameters that came, went or changed since the wrap. About 1 us a parameter; every step at first, then every 16th."""
     found: dict[str, list[str]] = {}
     seen: set[int] = set()
-    for name, p in model.module.named_parameters():
+    for name, p in list(model.module.named_parameters()):
         key = id(p)
         seen.add(key)
-        known = wrapped.refs.get(key)
-        if known is None or known() is not p:
+        if not wrapped.knows(p):
             old = [i for i, n in wrapped.names.items() if n == names.clean(name)]
             found.setdefault("rebound" if old else "added", []).append(name)
         elif p.requires_grad != wrapped.grad[key]:

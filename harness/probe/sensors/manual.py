@@ -23,7 +23,7 @@ MAX_NODES = 20_000
 def leaves(loss: Any) -> dict[int, Any]:
     """Parameters that a backward from `loss` reaches: id -> tensor. One walk over the graph, bounded."""
     found: dict[int, Any] = {}
-    todo, seen = [loss.grad_fn], set()
+    todo, seen = [loss.grad_fn], set[Any]()
     while todo and len(seen) < MAX_NODES:
         node = todo.pop()
         if node is None or node in seen:

@@ -13,6 +13,7 @@ from typing import Any
 from .. import sites
 from ..patching import after, before
 from ..state import S
+from . import backward
 
 _unscaled: set[int] = set()
 
@@ -57,6 +58,7 @@ def arm() -> None:
     import torch
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
+        before(torch.nn.utils.clip_grad, name, lambda *a, **k: backward.note_unclipped())
         if after(torch.nn.utils.clip_grad, name, _after_clip):
             setattr(torch.nn.utils, name, getattr(torch.nn.utils.clip_grad, name))
     before(torch.amp.GradScaler, "unscale_", _before_unscale)

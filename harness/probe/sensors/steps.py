@@ -37,6 +37,7 @@ class Witness:
     def learn(self, optimizer: Any) -> None:
         known = names.Known(optimizer.param_groups)
         self.ids = [id(p) for p in known.params]
+        self.by_position = known.names
         self.names = [known.names[i] for i in known.order]
         self.params = [known.params[i] for i in known.order]
         self.refs = [weakref.ref(p) for p in self.params]
@@ -217,8 +218,9 @@ _in_flight: list[tuple[Any, Any]] = []
 
 def _device_loss(loss: Any) -> float | None:
     """The newest device loss whose copy has arrived: a few steps old, without a wait."""
-    import torch
+    import torch as untyped
 
+    torch: Any = untyped
     host = torch.empty((), dtype=torch.float32, pin_memory=True)
     host.copy_(loss.detach().float().mean(), non_blocking=True)
     event = torch.cuda.Event()
