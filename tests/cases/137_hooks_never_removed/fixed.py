@@ -59,7 +59,7 @@ def learn(model, opt, probe, loader, every):
             window = torch.zeros(())
 
 
-def main(steps=120, batch=24, every=5):
+def main(steps=96, batch=24, every=8):
     dist.init_process_group("gloo")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(1)
@@ -71,7 +71,7 @@ def main(steps=120, batch=24, every=5):
     for step, loss, dead in learn(model, opt, probe, loader, every):
         both = torch.stack([loss / every, dead])
         dist.all_reduce(both)
-        if rank == 0 and step % 20 == 0:
+        if rank == 0 and step % 24 == 0:
             print(f"step {step}: loss {both[0].item() / world:.4f}, dead {both[1].item() / world:.3f}", flush=True)
     dist.destroy_process_group()
 
