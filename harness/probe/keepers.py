@@ -36,36 +36,34 @@ def statement(site: Site) -> Site | None:
 
 
 def candidates(site: Site) -> list[Site]:
-    """Statements in the loop around `site` that put something into a container which the loop does not empty, numbers and texts left out."""
+    """Statements in the loop around `site` that fill a container which no loop empties, numbers and texts left out."""
     tree = sources._tree(site[0]) if site[0] else None
     if tree is None:
         return []
-    loop = _loop_around(tree, site[1])
-    if loop is None:
-        return []
-    emptied = {label for n in ast.walk(loop) if isinstance(n, (ast.Assign, ast.AnnAssign)) for label in _targets(n)}
-    calls = [(n, n.func) for n in ast.walk(loop) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
-    emptied |= {_label(method.value) for _, method in calls if method.attr == "clear"}
-    found: set[int] = set()
-    for call, method in calls:
-        adds = method.attr in ADDS and _label(method.value) not in emptied
-        if adds and any(_may_hold_tensor(argument) for argument in call.args):
-            found.add(call.lineno)
-    return [(site[0], line, _title(_around(tree, line))) for line in sorted(found)]
+    loops = _loops_around(tree, site[1])
+    emptied = {label for n in ast.walk(loops[0]) if isinstance(n, (ast.Assign, ast.AnnAssign)) for label in _targets(n)} if loops else set()
+    for loop in reversed(loops):  # the innermost first: what is added a step counts before what is added an epoch
+        calls = [(n, n.func) for n in ast.walk(loop) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        emptied |= {_label(method.value) for _, method in calls if method.attr == "clear"}
+        adding = [call for call, method in calls if method.attr in ADDS and _label(method.value) not in emptied]
+        lines = {call.lineno for call in adding if any(_may_hold_tensor(argument) for argument in call.args)}
+        if lines:
+            return [(site[0], line, _title(_around(tree, line))) for line in sorted(lines)]
+    return []
 
 
-def _loop_around(tree: ast.Module, line: int, depth: int = 2) -> ast.stmt | None:
-    """The outermost loop that runs this line: in its function, else in a function that calls it."""
+def _loops_around(tree: ast.Module, line: int, depth: int = 2) -> list[ast.stmt]:
+    """The loops that run this line, outermost first: in its function, else in a function that calls it."""
     function = _around(tree, line)
     loops = [n for n in _own(function) if isinstance(n, (ast.For, ast.While, ast.AsyncFor)) and n.lineno <= line <= (n.end_lineno or 0)]
-    if loops or depth == 0:
-        return min(loops, key=lambda n: n.lineno, default=None)
+    if loops or depth == 0 or isinstance(function, ast.Module):
+        return sorted(loops, key=lambda n: n.lineno)
     for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and _called_name(call.func) == _title(function) and not isinstance(function, ast.Module):
-            found = _loop_around(tree, call.lineno, depth - 1)
-            if found is not None:
+        if isinstance(call, ast.Call) and _called_name(call.func) == _title(function):
+            found = _loops_around(tree, call.lineno, depth - 1)
+            if found:
                 return found
-    return None
+    return []
 
 
 def _may_hold_tensor(node: ast.AST) -> bool:

@@ -1,7 +1,8 @@
 """HNG106 dead-peer: a rank has ended in good order while others still wait for it.
 
 What it does
-    One rank left with exit code 0, the others wait in a collective or lost the connection to it. An error, at the line that waits.
+    One rank left with exit code 0, the others wait in a collective or lost the connection to it; or a process that the script made itself
+    has ended, and others of them wait. An error, at the line that waits.
 
 Why it is bad
     The rank that fails in the log ("connection closed by peer") is the healthy one. The one that left early, because its data ran out or
@@ -41,6 +42,18 @@ class DeadPeer(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         found = waits.require_hang(run)
+        workers = waits.workers(run)
+        dead, standing = [w for w in workers if w.code], [w for w in workers if w.code is None]
+        if dead and standing:
+            where = next((w.where for w in standing if w.where is not None), None)
+            yield self.finding(
+                f"a worker process had ended with code {dead[0].code} while others wait for it",
+                where=dead[0].where or where,
+                ranks=[w.rank for w in found],
+                notes=[waits.describe(found), *(f"a worker stands in {w.inner}() at line {w.where.line}" for w in standing[:3] if w.where)],
+                help="find why that worker ended; let a barrier have a timeout, and the parent look at exit codes while it joins",
+            )
+            return
         gone = [w for w in found if w.op == "ended"]
         left = [w for w in found if w.peers]
         if not gone or not left:

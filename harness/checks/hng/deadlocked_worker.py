@@ -1,7 +1,8 @@
-"""HNG105 deadlocked-worker: a rank waits for its data loader, whose workers do not answer.
+"""HNG105 deadlocked-worker: a rank waits for processes of its own, which stand still.
 
 What it does
-    In a run that stands still, a rank is inside the data loader and the loader has worker processes. An error.
+    In a run that stands still, a rank is inside a data loader that has worker processes, or joins processes that the script made and that
+    do not move either. An error, at the line of the worker where it is known.
 
 Why it is bad
     Workers are forked: a lock that another thread of the parent held at that moment (a thread pool, a logger, an open database) stays
@@ -38,6 +39,18 @@ class DeadlockedWorker(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         found = waits.require_hang(run)
+        own = [w for w in waits.workers(run) if w.code is None]
+        if own and len(own) == len(waits.workers(run)):
+            joining = [w for w in found if w.op == "join" or not w.peers]
+            many = len(own) > 1
+            yield self.finding(
+                f"{len(own)} worker process{'es' if many else ''} stand{'' if many else 's'} still in {_place(own[0])}",
+                where=own[0].where,
+                ranks=[w.rank for w in joining],
+                notes=[waits.describe(found), *sorted({f"in {w.inner}() at {_place(w)}" for w in own})[:4]],
+                help="look at what this line waits for: a lock that is not released, a barrier or queue that another process never reaches",
+            )
+            return
         stuck = [w for w in found if w.op == "data"]
         for wait in stuck:
             recording = run.ranks[wait.rank]
@@ -53,3 +66,7 @@ class DeadlockedWorker(Check):
                     "thread pools in worker_init_fn",
                 )
                 return
+
+
+def _place(worker: waits.Worker) -> str:
+    return f"{worker.where.file.rsplit('/', 1)[-1]}:{worker.where.line}" if worker.where is not None else "an unknown line"

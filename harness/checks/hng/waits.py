@@ -64,6 +64,7 @@ class Wait:
 def words(op: str) -> str:
     """An operation as the user knows it."""
     return {
+        "join": "the join of a process",
         "init": "init_process_group",
         "destroy": "destroy_process_group",
         "ddp_init": "the constructor of DistributedDataParallel",
@@ -107,6 +108,35 @@ def waits(run: Run) -> list[Wait]:
     for rank, recording in enumerate(run.ranks):
         if recording is not None:
             found.append(_wait_of(rank, recording, asked.get(rank), _ended(run, rank, recording)))
+    return found
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that the script made itself, at the standstill."""
+
+    pid: int
+    code: int | None  # of its end; None where it still lives
+    where: Where | None
+    inner: str  # its innermost function
+
+
+def workers(run: Run) -> list[Worker]:
+    """Processes of the script that are no ranks: hogwild workers, helpers. Only those that ended or stood still are known."""
+    ranks = {id(r) for r in run.ranks}
+    found = []
+    for process in run.processes:
+        if process.role != "child" or id(process) in ranks or process.of("pg"):
+            continue
+        ends, stalls = process.of(protocol.END), process.of("stall")
+        failed = process.of(protocol.FAILURE)
+        if ends or failed:
+            code = ends[-1]["code"] if ends else None
+            found.append(
+                Worker(process.pid, code if isinstance(code, int) else int(bool(failed)), failed[-1].where if failed else None, "")
+            )
+        elif stalls and stalls[-1].t_ns >= _last_moved(process):
+            found.append(Worker(process.pid, None, _place(stalls[-1]), str(stalls[-1]["inner"] or "")))
     return found
 
 

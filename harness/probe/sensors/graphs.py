@@ -25,8 +25,8 @@ class _Token:
         self.mode = mode
 
 
-# graphs alive by what bears the token: the loss's root, the root of a model's output, the node nearest to the leaves (kept too where only an
-# intermediate output is kept, by a forward hook), and outputs in eval mode
+# graphs alive by what bears the token: the loss's root, the root of a model's output, the node nearest to the leaves (kept too where only
+# an intermediate output is kept, by a forward hook), and outputs in eval mode
 _alive: dict[str, int] = {"loss": 0, "output": 0, "depth": 0, "eval": 0}
 _told: dict[str, int] = {"train": 4, "eval": 4}
 _KEY = "_harness_token"
