@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness import catalog
 from harness.errors import UsageError
 
-KEYS = {"replace", "with", "finds", "story", "args"}
+KEYS = {"replace", "with", "finds", "story", "args", "env"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Planted:
     source: str  # the edited script
     lines: tuple[int, int]  # first and last line of the edit in it
     args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)  # e.g. a stand-in device table
 
     @property
     def full_name(self) -> str:
@@ -54,7 +55,14 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
     first = before.count("\n") + 1 + (len(new) - len(new.lstrip("\n")))
     last = max(first, before.count("\n") + 1 + new.rstrip("\n").count("\n"))
     return Planted(
-        scenario, name, str(entry["finds"]), str(entry.get("story", "")), edited, (first, last), tuple(map(str, entry.get("args", ())))
+        scenario,
+        name,
+        str(entry["finds"]),
+        str(entry.get("story", "")),
+        edited,
+        (first, last),
+        tuple(map(str, entry.get("args", ()))),
+        dict(entry.get("env", {})),
     )
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness import catalog, replay, suppress
@@ -35,6 +35,7 @@ class Trial:
     timeout_s: float = 120.0
     hang_timeout_s: float | None = None
     args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def _run_one(session: Session, trial: Trial, keep: Path | None) -> Tried:
         settings = resolve({"nproc": str(trial.nproc), "timeout": str(trial.timeout_s), "no_reference": True}, {}, folder)
         scenario = catalog.user_script(SCRIPT, folder)
         job = make_job(scenario, settings, trial.args, folder, {})
-        job = replace(job, plan=replace(job.plan, hang_timeout_s=trial.hang_timeout_s, cwd=str(folder)), reference=None)
+        job = replace(job, plan=replace(job.plan, hang_timeout_s=trial.hang_timeout_s, cwd=str(folder), env={**job.plan.env, **trial.env}), reference=None)
         session.cwd = folder
         result = session.run_one(job, replay.Judging((), {}, "warning", suppress.comments_in(trial.source)))
         verdict = result.verdict

@@ -87,7 +87,7 @@ def _run(planted: list[Planted], words: list[str], progress: Any) -> Tally:
     headers = {name: catalog.builtin(name).header for name in {p.scenario for p in planted}}
     twins = [n for n in catalog.names() if not words or n in words]
     trials = [
-        Trial(p.full_name, p.source, headers[p.scenario].nproc or 2, p.finds, p.lines, TIMEOUT_S, HANG_TIMEOUT_S, p.args) for p in planted
+        Trial(p.full_name, p.source, headers[p.scenario].nproc or 2, p.finds, p.lines, TIMEOUT_S, HANG_TIMEOUT_S, p.args, p.env) for p in planted
     ]
     for name in twins:
         scenario = catalog.builtin(name)

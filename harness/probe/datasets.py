@@ -7,6 +7,7 @@ import struct
 import sys
 import zlib
 from typing import Any
+from zlib import crc32
 
 from . import digests, origins, sites
 
@@ -42,7 +43,7 @@ def describe(loader: Any) -> dict[str, Any]:
         "dataset": type(dataset).__name__,
         "dataset_id": number_of(dataset),
         "dataset_len": length(dataset),
-        "iterable": _is_iterable(dataset),
+        "iterable": is_iterable(dataset),
         "subset": _subset(dataset),
         "epochs": epoch_attributes(dataset),
         "num_workers": int(loader.num_workers),
@@ -81,23 +82,25 @@ def number_of(dataset: Any) -> int:
 
 
 def length(thing: Any) -> int:
+    """len() of a dataset; -1 where it has none. A user's `__len__` may raise anything."""
     try:
         return len(thing) if type(thing).__len__ is not None else -1
-    except (TypeError, AttributeError, NotImplementedError):
+    except Exception:
         return -1
 
 
 def _planned(loader: Any) -> int | None:
     """len(loader) for a loader over a map-style dataset; asking an iterable one would make torch count and warn."""
-    if _is_iterable(loader.dataset):
+    if is_iterable(loader.dataset):
         return None
     try:
         return len(loader)
-    except (TypeError, NotImplementedError, AttributeError):
+    except Exception:
         return None
 
 
-def _is_iterable(dataset: Any) -> bool:
+def is_iterable(dataset: Any) -> bool:
+    """Whether a loader draws from it without indices."""
     from torch.utils.data import IterableDataset
 
     return isinstance(dataset, IterableDataset)
@@ -233,3 +236,23 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, int, float, bytes)) or (
         isinstance(value, tuple) and len(value) < 8 and all(isinstance(v, (str, int, float, bytes)) for v in value)
     )
+
+
+def row_digests(tensor: Any, max_rows: int = 512) -> list[int]:
+    """A digest a row of a CPU tensor, read where it lies: whole rows up to 1 kB, four pieces of 128 bytes of longer ones."""
+    try:
+        view = memoryview(tensor.detach().numpy()).cast("B")
+    except (TypeError, ValueError, RuntimeError, BufferError):  # no numpy, a type it lacks, or not contiguous
+        return digests.of_rows(tensor, max_rows)
+    num = min(max_rows, int(tensor.shape[0]))
+    size = len(view) // int(tensor.shape[0])
+    if size <= 1024:
+        return [crc32(view[at : at + size]) for at in range(0, num * size, size)]
+    offsets = [piece * (size - 128) // 3 for piece in range(4)]
+    found = []
+    for start in range(0, num * size, size):
+        value = 0
+        for offset in offsets:
+            value = crc32(view[start + offset : start + offset + 128], value)
+        found.append(value)
+    return found

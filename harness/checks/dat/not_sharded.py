@@ -57,6 +57,8 @@ class NotSharded(Check):
         if len(same) == len(groups) and any(len(p.indices) > 3 for p in groups[0]):
             if cut_afterwards(run, groups[0]) or held_apart(groups):
                 return
+            if not all(p.distinct for p in groups[0]) and not _losses_equal(run):
+                raise Inconclusive("equal indices, but whether the samples behind them are the same is not seen")
             first = same[0]
             yield self.finding(
                 f"all ranks draw the same samples in the same order: {_count(first)} of {_count(first)} indices are equal",
@@ -164,7 +166,7 @@ def _whole_everywhere(group: list[Pass]) -> bool:
         if len(drawn) != len(one.indices) or len(drawn) < 0.9 * total or not one.exhausted:
             return False
     rows = [set(p.rows) for p in group]
-    if len({p.dataset_len for p in group}) > 1 or not all(rows):
+    if len({p.dataset_len for p in group}) > 1 or not all(p.distinct for p in group):
         return False
     return all(len(rows[0] & other) >= 0.8 * len(rows[0]) for other in rows[1:])
 

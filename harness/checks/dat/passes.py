@@ -141,7 +141,14 @@ class Pass:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        return unpack(self._field("rows"))
+        """Digests of the samples; nothing where they do not stand beside the indices one by one (batches of another layout)."""
+        found = unpack(self._field("rows"))
+        return found if self.iterable or len(found) >= min(self.num_samples, len(self.indices)) else ()
+
+    @cached_property
+    def distinct(self) -> bool:
+        """Whether digests tell samples apart: most of them are different."""
+        return len(self.rows) > 3 and len(set(self.rows)) >= 0.5 * len(self.rows)
 
     @cached_property
     def labels(self) -> tuple[int, ...]:

@@ -109,7 +109,7 @@ def sharded(group: Sequence[Evaluation]) -> bool:
     if all(p.distributed is not None and number(p.distributed.get("num_replicas")) > 1 for p in passed):
         return len({repr((p.distributed or {}).get("rank")) for p in passed}) == len(passed)
     rows = [set(p.rows) for p in passed]
-    if all(rows):
+    if all(p.distinct for p in passed):
         return len(set.union(*rows)) > 1.2 * max(len(r) for r in rows)
     sets = [set(p.indices) for p in passed]
     return all(sets) and (len(set.union(*sets)) > 1.2 * max(len(s) for s in sets))
@@ -122,6 +122,6 @@ def whole(group: Sequence[Evaluation]) -> bool:
         return bool(group[0].inputs) and len({e.inputs for e in group}) == 1
     if any(p.distributed is not None for p in passed) or not all(p.exhausted for p in passed):
         return False
-    if all(p.rows for p in passed):
+    if all(p.distinct for p in passed):
         return len({frozenset(p.rows) for p in passed}) == 1
     return all(p.indices for p in passed) and len({frozenset(p.indices) for p in passed}) == 1 and len({p.dataset_len for p in passed}) == 1

@@ -66,7 +66,7 @@ def _step_site(one: workers.Untouched) -> Where | None:
     if recording is None:
         return None
     by_hand = any(e["opt"] == 65_535 for e in recording.of("params"))
-    copies = [e.where for e in recording.of("module_copied") if e["module"] == one.model.kind and e.where is not None]
+    copies = [e.where for e in recording.of("module_copied") if e.where is not None]
     made = [e.where for e in recording.of("optimizer_made") if e.where is not None and not by_hand]
     computed = [e.where for e in recording.of("loss") if e.where is not None]
     if copies and made and copies[0].function == made[0].function:

@@ -19,6 +19,7 @@ import random
 import sys
 import time
 import weakref
+from array import array
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,7 @@ from ..state import S, mix
 from . import layers, rng
 
 MAX_KEPT = datasets.MAX_KEPT
-MAX_KEPT_IN_ALL = 500_000  # sample digests of a process: 2.7 MB of recording; later passes keep their first 256
+MAX_KEPT_IN_ALL = 300_000  # indices and digests of a process: 1.6 MB of recording; later passes keep their first 256
 _loader_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _pages: weakref.WeakKeyDictionary[Any, mmap.mmap] = weakref.WeakKeyDictionary()
 _page: list[mmap.mmap | None] = [None]  # of the loader whose workers are being started: they inherit it
@@ -51,6 +52,8 @@ class Pass:
         self.site = site
         self.iterator = weakref.ref(iterator, partial(_dropped, id(iterator)))
         self.indices: list[int] = []
+        self.asked: list[int] = []  # how many indices each batch was asked for; 0: the loader does not batch
+        self.iterable = datasets.is_iterable(loader.dataset)
         self.order = self.content = 0
         self.rows: list[int] = []
         self.labels: list[int] = []
@@ -59,7 +62,6 @@ class Pass:
         self.step_before = S.steps
         self.grad = self.training = False
         self.data_s = 0.0
-        self.last_batch = 0
         self.room = MAX_KEPT if _kept[0] < MAX_KEPT_IN_ALL else 256
         self.page = _pages.get(loader)
         self.dataset = weakref.ref(loader.dataset) if hasattr(type(loader.dataset), "__weakref__") else None
@@ -121,7 +123,7 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     S.since.data_s += took_s
     S.since.num_batches += 1
     tensors = digests.of_batch(batch)
-    size = int(tensors[0].shape[0]) if tensors and tensors[0].dim() else (len(batch) if isinstance(batch, (list, tuple)) else 1)
+    size = _batch_size(one, tensors, batch)
     one.num_samples += size
     S.since.num_samples += size
     S.batch_rows = size
@@ -129,29 +131,43 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     one.grad = torch.is_grad_enabled()
     one.training = one.training or layers.any_training()
     if tensors:
-        content = digests.of_tensors(tensors[:4])[0]
-        one.last_batch = content
+        content = _note_samples(one, tensors, size)
         if not S.ddps:
-            S.since.batch = mix(S.since.batch, content)
-        _note_samples(one, tensors, size)
+            S.since.batch = mix(S.since.batch, content or digests.of_tensors(tensors[:4])[0])
     S.recorder.progress()
     one.body.begins(one)
 
 
-def _note_samples(one: Pass, tensors: list[Any], size: int) -> None:
-    if len(one.rows) < one.room and tensors[0].dim() and tensors[0].device.type == "cpu":
-        rows = digests.of_rows(tensors[0])
-        one.rows.extend(rows)
-        for row in rows:
-            one.content = mix(one.content, row)
-    if (
-        len(one.labels) < one.room
-        and len(tensors) > 1
-        and tensors[-1].dim()
-        and tensors[-1].device.type == "cpu"
-        and tensors[-1].shape[0] == size
-    ):
-        one.labels.extend(digests.of_rows(tensors[-1], width=4))
+def _batch_size(one: Pass, tensors: list[Any], batch: Any) -> int:
+    """Samples in the batch just drawn: as many as indices were asked for; for a stream the first dimension of the first tensor."""
+    if not one.iterable and one.num_batches <= len(one.asked) and one.asked[one.num_batches - 1]:
+        return one.asked[one.num_batches - 1]
+    return int(tensors[0].shape[0]) if tensors and tensors[0].dim() else (len(batch) if isinstance(batch, (list, tuple)) else 1)
+
+
+def _note_samples(one: Pass, tensors: list[Any], size: int) -> int:
+    """A digest a sample, of the tensors that hold one entry a sample; the last of several is taken as the label. Returns the batch's."""
+    if len(one.rows) >= one.room:
+        return 0
+    whole = [t for t in tensors if t.dim() and t.shape[0] == size and t.device.type == "cpu"]
+    if not whole:
+        return 0
+    rows = datasets.row_digests(whole[0])
+    for more in whole[1:-1][:3]:
+        rows = [mix(a, b) & 0xFFFFFFFF for a, b in zip(rows, datasets.row_digests(more), strict=True)]
+    one.rows.extend(rows)
+    digest = digests.wide(array("Q", rows).tobytes())
+    if len(whole) > 1:
+        labels = datasets.row_digests(whole[-1])
+        one.labels.extend(labels)
+        digest = mix(digest, digests.wide(array("Q", labels).tobytes()))
+    one.content = mix(one.content, digest)
+    return digest
+
+
+@quiet
+def _body_ends(one: Pass) -> None:
+    one.body.ends(one)
 
 
 def _next(original: Any) -> Any:
@@ -160,7 +176,7 @@ def _next(original: Any) -> Any:
             return original(self)
         one = _passes.get(id(self))
         if one is not None:
-            quiet(one.body.ends)(one)
+            _body_ends(one)
         S.recorder.enter("data", one.site if one else sites.UNKNOWN)
         began = time.perf_counter()
         try:
@@ -198,10 +214,11 @@ _early: dict[int, list[Any]] = {}
 @quiet
 def note_index(one: Pass, index: Any) -> None:
     batch = index if isinstance(index, (list, tuple)) else [index]
+    one.asked.append(len(batch) if batch is index else 0)
     numbers = [int(i) for i in batch if isinstance(i, int) or hasattr(i, "__index__")]
-    for number in numbers:
-        one.order = mix(one.order, number + 1)
-        S.since.index = mix(S.since.index, number + 1)
+    if numbers:
+        digest = digests.wide(array("q", numbers).tobytes())
+        one.order, S.since.index = mix(one.order, digest), mix(S.since.index, digest)
     one.indices.extend(numbers[: max(0, one.room - len(one.indices))])
 
 

@@ -82,7 +82,9 @@ def _before_compile(*args: Any, **kwargs: Any) -> None:
 
 
 def _after_data_parallel(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-    S.recorder.event("data_parallel", sites.here(4), device_ids=[str(d) for d in getattr(self, "device_ids", [])], module=type(module).__name__)
+    S.recorder.event(
+        "data_parallel", sites.here(4), device_ids=[str(d) for d in getattr(self, "device_ids", [])], module=type(module).__name__
+    )
 
 
 def _note_modules(module: Any) -> None:

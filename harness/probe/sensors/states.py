@@ -75,7 +75,8 @@ def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
         for key in [k for k, (ref, _) in _captured.items() if ref() is None]:
             del _captured[key]
     # keep_vars gives the parameters themselves, which live on for a reason of their own
-    tensors = [t for t in result.values() if type(t) is torch.Tensor and not t.requires_grad][:MAX_TRACKED]
+    plain = [t for t in result.values() if type(t) is torch.Tensor and not t.requires_grad and t.dim()]
+    tensors = plain[:: -(-len(plain) // MAX_TRACKED) or 1]  # spread over the model: its first layers may be frozen
     if tensors and len(_captured) < 4096:
         capture = Capture(token, site, module, tensors)
         _captured.update({id(t): (ref, capture) for t, ref in zip(tensors, capture.refs, strict=True)})
