@@ -1,7 +1,5 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
-Event "join": site; `Join` (or `ddp.join()`) is entered: ranks may take different numbers of steps, and shadow each other's collectives.
-
 Event "coll" (first 3000): op, numel, dtype, group (size), n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world (the default group), names (of the tensor
 in the calling code).
 """
@@ -13,9 +11,8 @@ import time
 from typing import Any
 
 from .. import failures, sites
-from ..arm import on_import
 from ..digests import wide
-from ..patching import before, quiet, wrap
+from ..patching import quiet, wrap
 from ..state import S, mix, seq
 
 OPS = (
@@ -175,14 +172,6 @@ def _destroy(original: Any) -> Any:
     return destroy_process_group
 
 
-def _before_join(joined: Any, *args: Any, **kwargs: Any) -> None:
-    S.recorder.event("join", sites.here(4))
-
-
-def _arm_join(module: Any) -> None:
-    before(module.Join, "__enter__", _before_join)
-
-
 def arm() -> None:
     import torch.distributed as dist
 
@@ -190,7 +179,6 @@ def arm() -> None:
         return
     from torch.distributed import distributed_c10d as c10d
 
-    on_import("torch.distributed.algorithms.join", _arm_join)
     for name, make in (*((op, _make(op)) for op in OPS), ("init_process_group", _init), ("destroy_process_group", _destroy)):
         if wrap(c10d, name, make) and hasattr(dist, name):
             setattr(dist, name, getattr(c10d, name))
