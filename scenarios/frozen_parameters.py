@@ -67,16 +67,17 @@ def samples(count: int, seed: int) -> TensorDataset:
 
 
 class Net(nn.Module):
-    """A backbone that stands for a pretrained one, and a new head."""
+    """A backbone that stands for a pretrained one, a new head, and a second head halfway up that helps in training only."""
 
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Sequential(nn.Linear(FEATURES, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh())
         self.head = nn.Linear(48, CLASSES)
+        self.early_head = nn.Linear(48, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.backbone(x))
-        return out
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        halfway = self.backbone[:2](x)
+        return self.head(self.backbone[2:](halfway)), self.early_head(halfway)
 
 
 def wrap(net: nn.Module, device: torch.device) -> DistributedDataParallel:
@@ -110,7 +111,9 @@ def train(
         sampler.set_epoch(epoch)
         loss_sum = torch.zeros((), device=device)
         for x, y in loader:
-            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            y = y.to(device)
+            out, early = model(x.to(device))
+            loss = F.cross_entropy(out, y) + 0.3 * F.cross_entropy(early, y)  # both heads, or DDP waits for the one left out
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -137,7 +140,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     net = Net().to(device)
 
-    # Phase 1: the head alone. Frozen before wrapping, and the optimizer never sees the rest: weight decay would move it without a gradient.
+    # Phase 1: the heads alone. Frozen before wrapping; the optimizer never sees the rest, which weight decay would move without a gradient.
     net.backbone.requires_grad_(False)
     model = wrap(net, device)
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=1e-4)
@@ -145,7 +148,7 @@ def main() -> None:
     losses = train(model, optimizer, loader, sampler, range(args.epochs))
     check_moved(net, before)
 
-    # Phase 2: all of it. A new wrapper, because the old one never looks again; the head keeps its momentum, the backbone learns slower.
+    # Phase 2: all of it. A new wrapper, because the old one never looks again; the heads keep their momentum, the backbone learns slower.
     del model
     net.backbone.requires_grad_(True)
     model = wrap(net, device)
