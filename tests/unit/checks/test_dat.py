@@ -489,3 +489,11 @@ def test_shares_cut_by_hand_overlap() -> None:
 
     assert said(ShardsDoNotCover, run(20)).severity is Severity.WARNING
     silent(ShardsDoNotCover, run(32))
+
+
+def test_epoch_set_on_one_rank_only_is_another_cause() -> None:
+    run = two(
+        *([e for n in range(2) for e in one_pass(n, share(rank, n * (rank == 0)), **shuffled(rank, n * (rank == 0)))] for rank in range(2))
+    )
+    silent(EpochNotSet, run)
+    assert "epoch differs" in said(SeedDiffers, run).message
