@@ -31,5 +31,18 @@ def require_cores(run: Run) -> None:
         raise Inconclusive(f"{len(run.present)} ranks and {num_workers(run)} loader workers on {run.num_cores} cores take turns")
 
 
+def busy(run: Run) -> float:
+    """The host's load where it is well above its cores, so that somebody else works on it; else 0."""
+    loads = [e["load"] for r in run.present for e in r.of("profile") if isinstance(e["load"], (int, float))]
+    return max(loads) if loads and max(loads) > 1.25 * run.num_cores + 0.5 else 0.0
+
+
+def paired(differences: Sequence[float]) -> tuple[float, float]:
+    """(median of differences, its uncertainty from their scatter)."""
+    center = median(differences)
+    spread = median([abs(d - center) for d in differences])
+    return center, 1.25 * 1.4826 * spread / max(1, len(differences)) ** 0.5
+
+
 def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else 0.0

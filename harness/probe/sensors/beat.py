@@ -10,6 +10,8 @@ Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[sit
 in); only while memory moves.
 Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
 container.
+Event "profile" (every minute of training and at the end): samples, lines [[site, samples in which the main thread was there, in no
+collective and no backward]], load (1 minute load average of the host).
 Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
 """
 
@@ -31,6 +33,7 @@ from . import memory
 PERIOD_S = 0.1
 STALL_S = 1.0
 SAMPLES_AN_EVENT = 20
+OWN_OPS = (b"", b"data")  # what a rank does by itself
 KEEPERS_BYTES = 8_000_000
 MOVED_BYTES = 256 * 1024
 SLOW_AFTER = 6000  # samples (10 minutes); from then on one a second
@@ -62,6 +65,8 @@ class Beat:
         self.grown: dict[sites.Site, int] = {}
         self.last_bytes = 0
         self.looks = 0
+        self.lines: dict[sites.Site, int] = {}
+        self.profiled = 0
         self.base_bytes = 0  # resident at the 8th step
         self.tell_keepers_at = KEEPERS_BYTES
         self.kills = memory.oom_kills()
@@ -78,6 +83,8 @@ class Beat:
         self.looks += 1
         self.answer()
         self.note_stall()
+        if S.steps:
+            self.profile()
         if self.looks < SLOW_AFTER or self.looks % 10 == 0:
             self.sample()
         if self.looks % 10 == 0:
@@ -110,6 +117,22 @@ class Beat:
                 "stall", frames[0] if frames else None, stalled_s=round(now - self.moved[1], 2), inner=inner,
                 stack=[sites.as_json(f) for f in frames[:8]], **self.waiting(),
             )  # fmt: skip
+
+    def profile(self) -> None:
+        self.profiled += 1
+        if self.recorder._op in OWN_OPS:
+            frames, _ = main_stack()
+            if frames and len(self.lines) < 400:
+                self.lines[frames[0]] = self.lines.get(frames[0], 0) + 1
+        if self.profiled >= 600:
+            self.tell_profile()
+
+    def tell_profile(self) -> None:
+        lines, self.lines, samples, self.profiled = self.lines, {}, self.profiled, 0
+        if samples:
+            top = sorted(lines.items(), key=lambda item: -item[1])[:16]
+            told = [[sites.as_json(s), n] for s, n in top]
+            self.recorder.event("profile", samples=samples, lines=told, load=round(os.getloadavg()[0], 2))
 
     def sample(self) -> None:
         now_bytes, shared_bytes = memory.resident()
@@ -181,6 +204,7 @@ def stacks() -> dict[str, list[Any]]:
 def _finish() -> None:
     if _live and _live[0].recorder is S.recorder:
         _live[0].tell()
+        _live[0].tell_profile()
         _live[0].look_for_kills()
 
 
