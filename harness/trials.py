@@ -109,7 +109,7 @@ def _run_one(session: Session, trial: Trial, keep: Path | None) -> Tried:
         session.cwd = folder
         result = session.run_one(job, replay.Judging((), {}, "warning", suppress.comments_in(trial.source)))
         verdict = result.verdict
-        steps = max((int(r.get("steps") or 0) for r in result.report.get("ranks", ())), default=0)
+        steps = max((int(r.get("num_steps") or 0) for r in result.report.get("ranks", ())), default=0)
         return Tried(trial, verdict.findings, verdict.outcomes, verdict.exit_code, time.monotonic() - begun, steps, str(folder))
     finally:
         if keep is None:

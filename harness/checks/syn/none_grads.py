@@ -42,6 +42,8 @@ class NoneGradAsymmetric(Check):
         columns = {rank: [e for e in r.of("coll") if e["grad"]] for rank, r in enumerate(run.ranks) if r is not None}
         if sum(bool(c) for c in columns.values()) < 2:
             raise NotApplicable("no hand-written gradient sync")
+        if pairing.lone(run, pairing.of(run)) is not None:
+            return  # another collective, on some ranks only, broke the pairing: the gradients merely follow
         steps = {rank: Counter(e.step for e in c) for rank, c in columns.items()}
         reached = min(r.num_steps for r in run.present)
         failed = any(e.code for e in run.ending.exits) or run.ending.reason == "hang"
