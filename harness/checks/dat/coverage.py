@@ -80,6 +80,7 @@ class ShardsDoNotCover(Check):
         """The same samples in the shares of two ranks, pass after pass, though no rank holds one of them twice."""
         common: set[int] = set()
         for nth, group in enumerate(groups):
+            group = group[: passes.MAX_COMPARED]
             rows = [set(p.rows) for p in group]
             if any(len(r) < 8 or len(r) < len(p.rows) for r, p in zip(rows, group, strict=True)) or len({p.rows for p in group}) == 1:
                 return None

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import islice
 
 from harness.checks.base import Check, Inconclusive
 from harness.checks.dat import passes, together
@@ -31,7 +32,7 @@ from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity, Where
 from harness.record import Run
 
-MIN_STEPS = 3
+MIN_STEPS, MAX_STEPS = 3, 512
 HELP = "give the loader `sampler=DistributedSampler(dataset)` (and call `set_epoch`), or take every world_size-th sample from `rank` on"
 
 
@@ -43,48 +44,61 @@ class NotSharded(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
-        groups = [g for g in passes.aligned(run, passes.training(run)) if all(p.distributed is None for p in g)]
-        drawn = [
-            g for g in groups if all(len(p.indices) > 1 for p in g) and not any(p.opened["custom_batch_sampler"] or p.iterable for p in g)
-        ]
-        if drawn:
-            yield from self._loaders(run, drawn)
-        elif not passes.training(run):
+        trained = passes.training(run)
+        if not trained:
             yield from self._by_hand(run)
-
-    def _loaders(self, run: Run, groups: list[list[Pass]]) -> Iterable[Finding]:
-        same = [g for g in groups if len({prefix(g, p) for p in g}) == 1]
-        if len(same) == len(groups) and any(len(p.indices) > 3 for p in groups[0]):
-            if cut_afterwards(run, groups[0]) or held_apart(groups):
-                return
-            if not all(p.distinct for p in groups[0]) and not _losses_equal(run):
-                raise Inconclusive("equal indices, but whether the samples behind them are the same is not seen")
-            first = same[0]
-            yield self.finding(
-                f"all ranks draw the same samples in the same order: {_count(first)} of {_count(first)} indices are equal",
-                where=first[0].made,
-                ranks=run.rank_ids,
-                notes=[f"{len(same)} of {len(groups)} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
-                help=HELP,
-            )
             return
-        whole = [g for g in groups if _whole_everywhere(g)]
-        if len(whole) == len(groups) and not cut_afterwards(run, groups[0]):
-            first = whole[0]
-            yield self.finding(
-                f"every rank passes over all {first[0].dataset_len} samples in each epoch, in an order of its own",
-                where=first[0].made,
-                ranks=run.rank_ids,
-                notes=[f"samples drawn in one epoch: {sum(p.num_samples for p in first)} by {run.world_size} ranks"],
-                help=HELP,
-                severity=Severity.WARNING,
-            )
+        by_key: dict[object, list[list[Pass]]] = {}
+        for group in passes.aligned(run, trained):
+            if all(p.distributed is None and len(p.indices) > 1 and not p.iterable and not p.opened["custom_batch_sampler"] for p in group):
+                by_key.setdefault(group[0].key, []).append(group)
+        unseen = False
+        for groups in by_key.values():
+            found, doubtful = self._equal(run, groups)
+            unseen = unseen or doubtful
+            found = found or (None if doubtful else self._whole(run, groups))
+            if found is not None:
+                yield found
+                return
+        if unseen:
+            raise Inconclusive("equal indices, but whether the samples behind them are the same is not seen")
+
+    def _equal(self, run: Run, groups: list[list[Pass]]) -> tuple[Finding | None, bool]:
+        """(finding, whether it stays open): one loader whose indices are equal on all ranks in all passes."""
+        first = groups[0]
+        same = [g for g in groups if len({prefix(g, p) for p in g}) == 1]
+        if len(same) < len(groups) or not any(len(p.indices) > 3 for p in first) or cut_afterwards(run, first) or held_apart(groups):
+            return None, False
+        if not all(p.distinct for p in first) and not _losses_equal(run):
+            return None, True
+        found = self.finding(
+            f"all ranks draw the same samples in the same order: {_count(first)} of {_count(first)} indices are equal",
+            where=first[0].made,
+            ranks=run.rank_ids,
+            notes=[f"{len(same)} of {len(groups)} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
+            help=HELP,
+        )
+        return found, False
+
+    def _whole(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
+        """One loader that every rank runs through, in another order."""
+        first = groups[0]
+        if not all(_whole_everywhere(g) for g in groups) or cut_afterwards(run, first):
+            return None
+        return self.finding(
+            f"every rank passes over all {first[0].dataset_len} samples in each epoch, in an order of its own",
+            where=first[0].made,
+            ranks=run.rank_ids,
+            notes=[f"samples drawn in one epoch: {sum(p.num_samples for p in first)} by {run.world_size} ranks"],
+            help=HELP,
+            severity=Severity.WARNING,
+        )
 
     def _by_hand(self, run: Run) -> Iterable[Finding]:
         wrapped = together.wrapped(run)
         batches: list[int] = []
         losses: list[float] = []
-        for step in run.steps():
+        for step in islice(run.steps(), MAX_STEPS):
             if not step.complete:
                 continue
             if not _same_loss(step.number("loss")) or (wrapped and not step.same("batch")):

@@ -45,7 +45,7 @@ def harmed(run: Run) -> bool:
 
 
 def _find(run: Run) -> Parting | None:
-    if len(run.present) < 2 or len(run.present) < run.world_size or not harmed(run):
+    if run.live or len(run.present) < 2 or len(run.present) < run.world_size or not harmed(run):
         return None
     table: dict[Any, dict[int, list[Pass]]] = {}
     for one in passes.all_passes(run):

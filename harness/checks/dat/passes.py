@@ -17,9 +17,11 @@ from typing import Any
 
 from harness.checks.base import NotApplicable
 from harness.model import Where
+from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
 
 MAX_UNPACKED_BYTES = 4 * 65_536 + 1024
+MAX_COMPARED = 64  # ranks whose samples are compared with each other, which costs their square
 RANDOM_SAMPLERS = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
 
 
@@ -202,7 +204,9 @@ def of_recording(rank: int, recording: Recording) -> list[Pass]:
 
 
 def _drawn_since(recording: Recording, t_ns: int) -> int:
-    return sum(row.num_batches for row in recording.all_rows() if row.t_ns > t_ns)
+    (at, stamp), (also_at, count), size = protocol.NUMBER_OFFSET["t_ns"], protocol.NUMBER_OFFSET["num_batches"], protocol.ROW.size
+    starts = range(0, recording.num_rows * size, size)
+    return sum(count.unpack_from(recording.rows, s + also_at)[0] for s in starts if stamp.unpack_from(recording.rows, s + at)[0] > t_ns)
 
 
 def all_passes(run: Run) -> list[Pass]:

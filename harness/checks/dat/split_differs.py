@@ -36,7 +36,7 @@ class SplitDiffers(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
-        trained, measured = passes.training(run), passes.evaluating(run)
+        trained, measured = ([p for p in ps if p.rank < passes.MAX_COMPARED] for ps in (passes.training(run), passes.evaluating(run)))
         if not trained:
             raise NotApplicable("no training pass over a data loader")
         found = (
@@ -47,7 +47,7 @@ class SplitDiffers(Check):
 
     def _sets(self, run: Run, trained: list[Pass]) -> Finding | None:
         """A distributed sampler picks shares from Subsets that are not the same set."""
-        for group in passes.aligned(run, [p for p in trained if p.distributed is not None and p.subset is not None]):
+        for group in passes.aligned(run, [p for p in passes.training(run) if p.distributed is not None and p.subset is not None]):
             sets = [(p.subset or {}).get("set") for p in group]
             if len({repr(s) for s in sets}) > 1 and len({repr((p.subset or {}).get("of")) for p in group}) == 1:
                 kept = [set(passes.unpack((p.subset or {}).get("indices"))) for p in group]

@@ -99,6 +99,17 @@ def aligned(run: Run) -> list[list[Evaluation]]:
     return [[t[r] for r in sorted(t)] for t in tables.values() if len(t) == run.world_size > 1]
 
 
+def lonely(run: Run) -> list[Evaluation]:
+    """Evaluations of some ranks only, under a sampler that gives them a share: the rest of the data is measured by nobody."""
+    everywhere = {e.key for group in aligned(run) for e in group}
+    return [
+        e
+        for own in by_rank(run)
+        for e in own
+        if e.one is not None and e.key not in everywhere and e.one.exhausted and number((e.one.distributed or {}).get("num_replicas")) > 1
+    ]
+
+
 def sharded(group: Sequence[Evaluation]) -> bool:
     """Each rank measured on data of its own, and on a part: to the end of its loader, under a distributed sampler or on other samples."""
     passed = [e.one for e in group if e.one is not None]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
+from harness.probe import protocol
 from harness.record import Recording, Run
 
 
@@ -45,5 +46,6 @@ def _losses(recording: Recording | None, one: Pass) -> list[float]:
     if recording is None or one.closed is None or one.steps <= 0:
         return []
     first = one.closed.step - one.steps
-    rows = [recording.row(recording.step_index[s]) for s in range(first, one.closed.step) if s in recording.step_index]
-    return [r.loss for r in rows] if len(rows) == one.steps else []
+    offset, loss = protocol.NUMBER_OFFSET["loss"]
+    rows = [recording.step_index[s] for s in range(first, one.closed.step) if s in recording.step_index]
+    return [loss.unpack_from(recording.rows, i * protocol.ROW.size + offset)[0] for i in rows] if len(rows) == one.steps else []

@@ -47,6 +47,7 @@ class MetricFromOneShard(Check):
         together.required(run)
         groups = evaluations.aligned(run)
         shares = [g for g in groups if evaluations.sharded(g)]
+        shares += [[e] for e in evaluations.lonely(run)]
         epochs = losses.epochs(run)
         if not shares and not epochs:
             raise NotApplicable("no evaluation in which each rank measures a share of its own")
@@ -65,7 +66,8 @@ class MetricFromOneShard(Check):
                 return None
             if _speaks_for_all(run, report) and [v for v in report.values() if not _is_training_loss(v, one, epochs)]:
                 line = f"line {report.where.line}" if report.where else "a line"
-                share = f"{one.num_samples} of {sum(e.num_samples for e in group)} samples"
+                size = max(sum(e.num_samples for e in group), one.one.dataset_len if one.one is not None else 0)
+                share = f"{one.num_samples} of {size} samples"
                 return self.finding(
                     f"{line} reports a number of rank {one.rank}'s share ({share}) as the whole's",
                     where=one.where,

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.dat import passes
 from harness.checks.dat.passes import number
 from harness.checks.evl import layers
 from harness.model import Finding, Severity, Where
@@ -54,12 +55,21 @@ class StaysInEval(Check):
                 raise Inconclusive("the run ended right after a switch to eval mode")
             yield self.finding(
                 f"steps {first} to {last} were trained in eval mode: nothing called train() after the evaluation",
-                where=_switched_at(run, first),
+                where=_trained_at(run, first) or _switched_at(run, first),
                 ranks=run.rank_ids,
-                notes=[f"{last - first + 1} of {last + 1} steps; {layers.told(run)}"],
+                notes=[f"{last - first + 1} of {last + 1} steps; {layers.told(run)}", *_switch_note(_switched_at(run, first))],
                 help="call `model.train()` at the start of every training epoch",
             )
             return
+
+
+def _trained_at(run: Run, step: int) -> Where | None:
+    """The loop that trains from this step on."""
+    return next((p.where for p in passes.training(run) if p.opened.step >= step), None)
+
+
+def _switch_note(where: Where | None) -> list[str]:
+    return [f"eval() was called at line {where.line}"] if where is not None else []
 
 
 def _last_switch(recording: Recording, opt: int) -> int | None:

@@ -133,7 +133,7 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     if tensors:
         content = _note_samples(one, tensors, size)
         if not S.ddps:
-            S.since.batch = mix(S.since.batch, content or digests.of_tensors(tensors[:4])[0])
+            S.since.batch = mix(S.since.batch, content or digests.of_tensors([t for t in tensors[:4] if t.device.type == "cpu"])[0])
     S.recorder.progress()
     one.body.begins(one)
 
