@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import pairing
 from harness.model import Finding, Severity
 from harness.record import Run
 
