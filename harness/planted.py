@@ -23,7 +23,7 @@ class Planted:
     finds: str
     story: str
     source: str  # the edited script
-    lines: tuple[int, int]  # first and last line of the edit in it
+    lines: tuple[int, int] | None  # first and last line of the edit in it; None: the edit takes a statement out
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)  # e.g. a stand-in device table
 
@@ -60,7 +60,7 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
         str(entry["finds"]),
         str(entry.get("story", "")),
         edited,
-        (first, last),
+        (first, last) if new.strip() else None,  # where something was taken out there is no statement to point at
         tuple(map(str, entry.get("args", ()))),
         dict(entry.get("env", {})),
     )

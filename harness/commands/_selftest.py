@@ -154,7 +154,7 @@ def _plain(tally: Tally) -> dict[str, Any]:
 
 
 def _entry(planted: Planted) -> dict[str, Any]:
-    return {"name": planted.full_name, "finds": planted.finds, "lines": list(planted.lines), "story": planted.story}
+    return {"name": planted.full_name, "finds": planted.finds, "lines": list(planted.lines or ()), "story": planted.story}
 
 
 def _listing(planted: list[Planted]) -> str:
