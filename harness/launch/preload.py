@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ALLOWED = ("numpy", "torch", "torchvision")
-DYNAMO = "torch._dynamo"  # torch imports it at the first optimizer step or compile: 2 to 4 s, more than torch itself
-USES_DYNAMO = re.compile(rb"\boptim\b|\bcompile\b|\b_dynamo\b")
+DYNAMO = "torch._dynamo"  # torch imports it by itself when one of these is used: 2 to 4 s, as much as torch itself
+USES_DYNAMO = re.compile(rb"\b(optim|compile|_dynamo|DistributedDataParallel|fully_shard|fsdp|checkpoint)\b")
 MAX_FILES = 64
 # Read when torch or numpy is imported; a script that sets one before its import would not get it from a server that has them already.
 IMPORT_TIME = re.compile(

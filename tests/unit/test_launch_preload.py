@@ -23,6 +23,7 @@ def write(folder: Path, **files: str) -> Path:
         ("import torch", ("torch",)),
         ("import torch\nfrom torch import optim", ("torch", "torch._dynamo")),
         ("import torch.nn as nn\nmodel = torch.compile(model)", ("torch", "torch._dynamo")),
+        ("from torch.nn.parallel import DistributedDataParallel as DDP", ("torch", "torch._dynamo")),
         ("from torchvision import transforms", ("torchvision",)),
         ("def f():\n    import numpy as np\n    import torch", ("torch", "numpy")),
         ("import pandas, transformers", ()),
