@@ -98,12 +98,14 @@ def test_waiting_for_a_gpu_is_not_work(make: Make, monkeypatch: pytest.MonkeyPat
     assert ranks.hung_after() == 10.0
 
 
-def test_the_users_limit_is_flat(make: Make) -> None:
+@pytest.mark.parametrize(("busy", "limit_s"), [(False, 4.0), (True, 36.0)])
+def test_only_use_of_the_cpu_stretches_the_users_limit(make: Make, busy: bool, limit_s: float) -> None:
     ranks = make(hang_timeout_s=4.0)
-    ranks.busy.add(101)
+    if busy:
+        ranks.busy.add(101)
     ranks.write(0, "all_reduce", 9)
     ranks.write(1, "", 9)
-    assert ranks.hung_after() == 4.0
+    assert ranks.hung_after() == limit_s
 
 
 def test_slow_steps_stretch_the_limit(make: Make) -> None:

@@ -1,8 +1,8 @@
 """DEV104 data-parallel-in-job: nn.DataParallel inside a job of several processes.
 
 What it does
-    A rank of a job with more than one process builds torch.nn.DataParallel. An error where several ranks train a model inside it, a warning
-    where DistributedDataParallel wraps it, else advice.
+    A rank of a job with more than one process builds torch.nn.DataParallel. An error where several ranks train a model inside it, a
+    warning where DistributedDataParallel wraps it, advice where one rank alone trains in it.
 
 Why it is bad
     DataParallel splits one process's batch over the GPUs that this process sees. In a job of N processes each of them drives all GPUs,
@@ -44,6 +44,8 @@ class DataParallelInJob(Check):
             raise NotApplicable("the job has one process")
         trained = {rank for rank, e in run.events("params") if "DataParallel" in _list(e["roots"])}
         wrapped = any(e["module"] == "DataParallel" for _, e in run.events("wrap"))
+        if not trained and not wrapped:
+            return  # built to compare, or to load a checkpoint
         ranks = sorted({rank for rank, _ in made})
         event = made[0][1]
         ids = _list(event["device_ids"])

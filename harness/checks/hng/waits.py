@@ -13,6 +13,9 @@ from harness.model import RankStacks, Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
 
+MOVES = (
+    "coll", "pg", "pg_destroy", "wrapping", "wrap", "loader", "pass", "accumulation", "process_start", "process_join", protocol.FAILURE,
+)  # fmt: skip
 LOCAL = ("", "data")  # what a rank does alone
 NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|_harness_probe|/harness/(probe|launch)/")
 WAITING_FUNCTIONS = {
@@ -175,9 +178,8 @@ def _syncs(recording: Recording) -> int:
 
 
 def _last_moved(recording: Recording) -> int:
-    """When the rank last did something that is recorded, apart from the probe's own notes."""
-    quiet = {"stall", protocol.STACKS, "rss", "oom_kills"}
-    last = max((e.t_ns for e in recording.events if e.kind not in quiet), default=0)
+    """When the rank last got on: what it prints, sleeps or draws meanwhile is no progress."""
+    last = max((e.t_ns for kind in MOVES for e in recording.of(kind)), default=0)
     rows = recording.row(recording.num_rows - 1).t_ns if recording.num_rows else 0
     return max(last, rows)
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, where_of
 
 
 class SumLoss(Check):
@@ -36,8 +36,14 @@ class SumLoss(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
         losses = [(r, e) for r, e in run.events("loss")]
-        sums = [(r, e) for r, e in losses if e["reduction"] == "sum" and not e["scaled"]]
-        if not sums or not facts.num_reduce or len(sums) < len(losses):
+        stepping = {(w.file, w.line) for _, e in run.events("accumulation") for site, _ in e["sites"] or () if (w := where_of(site))}
+        sums = [
+            (r, e)
+            for r, e in losses
+            if e["reduction"] == "sum" and not e["scaled"] and e.where and (e.where.file, e.where.line) in stepping
+        ]
+        lines = {e.where.line for _, e in sums if e.where}
+        if not sums or not facts.num_reduce or any(e["reduction"] != "sum" and e.where and e.where.line in lines for _, e in losses):
             return
         if gradients.rescaled(run):
             raise NotApplicable("gradients are rescaled between the backward and the step")

@@ -164,6 +164,8 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
     if issued > 0 or _reducer_groups_moved():
         since.num_reduce += 1
         S.recorder.syncs += 1
+    for wrapped in S.ddps:
+        wrapped.forwards = 0  # one forward arms the reducer for one backward
     if loss.grad_fn is not None:
         manual.remember(loss)
     if S.steps < GRADIENT_STEPS:
@@ -238,8 +240,6 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             rows=S.batch_rows,
         )
     _since_zero.clear()
-    for wrapped in S.ddps:
-        wrapped.forwards = 0
 
 
 _depth = [0]

@@ -34,7 +34,7 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "lr": (lr, two_ranks(each=lambda r, s: {"hyper": 10 + r * (s > 2), "lr": 0.1 - 0.01 * r * (s > 2), "param": 100 + s + r * (s > 2)},
                          extra=lambda r: [event("scheduler", line=45, id=1, s=2)] * r), 45),
     "scheduler": (scheduler, two_ranks(extra=lambda r: [event("scheduler", line=46, id=1, s=s) for s in range(1, 8) for _ in (0, 1)]), 46),
-    "sum_loss": (sum_loss, two_ranks(extra=lambda r: [event("loss", line=30, reduction="sum", scaled=False, root=["SumBackward0"])]), 30),
+    "sum_loss": (sum_loss, two_ranks(extra=accumulated(1, reduction="sum")), 30),
     "mean_of_means": (mean_of_means, two_ranks(each=by_rank(num_samples=(12, 4)), extra=lambda r: passes(r, (12, 4))), 29),
     "accumulation": (accumulation, two_ranks(extra=accumulated(4)), 30),
     "scaler": (scaler, two_ranks(each=by_rank(scale=(1024.0, 2048.0)), extra=lambda r: [event("scaler", line=47, scale=1.0)]), 47),
