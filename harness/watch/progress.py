@@ -8,8 +8,8 @@ Something moves when any process enters or leaves a call that can block, draws a
 - a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s;
 - nobody waits: never a hang, the wall limit is for that.
 
-`limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time; `--hang-timeout` sets it; only a process that uses
-the CPU stretches that one.
+`limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time. `--hang-timeout` sets it; only a
+process that uses the CPU stretches that one.
 """
 
 from __future__ import annotations

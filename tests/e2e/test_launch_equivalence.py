@@ -117,43 +117,6 @@ if __name__ == "__main__":
     main()
 '''
 
-EXITS = """
-import atexit, os, signal, sys, threading, time
-atexit.register(lambda: print("atexit ran"))
-mode = sys.argv[1]
-if os.environ.get("RANK", "0") == "1":
-    sys.exit(0)
-print("before", __name__, flush=True)
-def deep():
-    raise ValueError("bad value")
-if mode == "normal": pass
-elif mode == "number": sys.exit(3)
-elif mode == "text": sys.exit("no such data")
-elif mode == "none": sys.exit()
-elif mode == "hard": os._exit(7)
-elif mode == "raise": deep()
-elif mode == "chained":
-    try: deep()
-    except ValueError as error: raise RuntimeError("while training") from error
-elif mode == "kill": os.kill(os.getpid(), signal.SIGKILL)
-elif mode == "segv": os.kill(os.getpid(), signal.SIGSEGV)
-elif mode == "interrupt": os.kill(os.getpid(), signal.SIGINT); time.sleep(10)
-elif mode == "unflushed": sys.stdout.write("no newline at the end")
-elif mode == "thread":
-    threading.Thread(target=lambda: (time.sleep(0.3), print("thread ended"))).start()
-elif mode == "thread_raises":
-    threading.Thread(target=deep).start()
-elif mode == "hook":
-    sys.excepthook = lambda kind, value, trace: print("hook saw", kind.__name__, value)
-    deep()
-elif mode == "delete":
-    class Last:
-        def __del__(self): print("deleted")
-    last = Last()
-"""
-MODES = ("normal", "number", "text", "none", "hard", "raise", "chained", "kill", "segv", "interrupt", "unflushed", "thread",
-         "thread_raises", "hook", "delete")  # fmt: skip
-
 Run = Callable[..., tuple[RunHandle, Ending, Path]]
 
 
@@ -203,26 +166,6 @@ def test_a_warm_rank_is_a_torchrun_rank(run: Run, tmp_path: Path) -> None:
             assert facts[0]["unseeded"][name] != facts[1]["unseeded"][name], name
     for name in ("torch", "numpy", "random", "authkey", "seed"):
         assert all(warm[rank]["unseeded"][name] != again[rank]["unseeded"][name] for rank in (0, 1)), name
-
-
-def plain(folder: Path, mode: str) -> tuple[int, str]:
-    """What `python -u exits.py MODE` does, both streams in one."""
-    command = [sys.executable, "-u", "exits.py", mode]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.returncode, done.stdout
-
-
-@pytest.mark.timeout(300)
-def test_a_warm_rank_ends_as_python_ends(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "exits.py").write_text(EXITS)
-    for mode in MODES:
-        _, ending, run_dir = run("warm", tmp_path, "exits.py", mode)
-        codes = {exit.rank: exit.code for exit in ending.exits}
-        log = (run_dir / "logs" / "rank0.log").read_text()
-        if mode == "segv":  # under the probe faulthandler writes the stacks, under every launcher
-            log = log.partition("Fatal Python error")[0]
-        assert (codes[0], log) == plain(tmp_path, mode), mode
-        assert (ending.reason, ending.left_behind, ending.launcher_error) == ("exited", (), ""), mode
 
 
 def test_scripts_that_cannot_start(run: Run, tmp_path: Path) -> None:
