@@ -17,7 +17,8 @@ Right
     total += loss.item()
 
 Known limits
-    Graphs that are bounded (the last 10 losses) are advice. The statement is found by reading the file that holds the backward only.
+    A window that is bounded (the last 10 losses) is silent once it is full. The statement is found by reading the file that holds the
+    backward only.
 """
 
 from __future__ import annotations
@@ -50,16 +51,11 @@ class LossKeptWithGraph(Check):
         if not climbing:
             return
         rank, recording, (first, last, from_num, to_num) = max(climbing, key=lambda item: item[2][3] - item[2][2])
-        plateau = _levels_off(recording, last, to_num)
         yield self.finding(
             f"{to_num} autograd graphs of earlier steps are alive after step {last}: losses or outputs are kept with their graph",
             where=_keeper(recording),
             ranks=sorted({rank for rank, _, _ in climbing}),
-            severity=Severity.ADVICE if plateau else None,
-            notes=[
-                f"rank {rank}: {from_num} graphs alive at step {first}, {to_num} at step {last}",
-                *(["then the number stays"] if plateau else []),
-            ],
+            notes=[f"rank {rank}: {from_num} graphs alive at step {first}, {to_num} at step {last}"],
             help="keep `loss.detach()` for a tensor or `loss.item()` for a number",
         )
 
@@ -98,14 +94,6 @@ def _even(alive: list[int], start: int, end: int) -> bool:
     quarter = max(1, (end - start) // 4)
     marks = [alive[min(end, start + i * quarter)] for i in range(5)]
     return all(b - a >= (alive[end] - alive[start]) / 12 for a, b in itertools.pairwise(marks))
-
-
-def _levels_off(recording: Recording, last: int, num: int) -> bool:
-    """Whether the number stays at its height for as long as it climbed: a window that is bounded."""
-    steps, alive = series.numbers(recording, "num_graphs")
-    after = [a for s, a in zip(steps, alive, strict=True) if s > last]
-    flat = [s for s, a in zip(steps, alive, strict=True) if a >= num - 1]
-    return (len(after) >= MIN_STEPS and all(a >= num - 2 for a in after)) or len(flat) > len(steps) // 2
 
 
 def _keeper(recording: Recording) -> Where | None:

@@ -1,0 +1,140 @@
+"""Hang checks: where each rank stood, and which of the codes says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.checks.engine import judge
+from harness.checks.hng import waits
+from harness.checks.hng.collectives_do_not_match import CollectivesDoNotMatch
+from harness.checks.hng.dead_peer import DeadPeer
+from harness.checks.hng.deadlocked_worker import DeadlockedWorker
+from harness.checks.hng.hang import Hang
+from harness.checks.hng.missing_peer_at_start import MissingPeerAtStart
+from harness.model import RankExit, RankStacks, Where
+from harness.record import Event, Recording, Run
+from tests.unit.checks.builder import event, findings, recording, row, run, site
+
+CLOSED = "Connection closed by peer [127.0.0.1]:4711"
+LATE = 3_000_000_000_000
+
+
+def stall(op: str, line: int, inner: str = "wait") -> Event:
+    at = f"/home/u/train.py:{line}:main" if op else ""
+    return event("stall", t=LATE, op=op, op_site=at, stalled_s=4.0, inner=inner, stack=[site(line)], line=line)
+
+
+def hung(*recordings: Recording) -> Run:
+    of = run(list(recordings), reason="hang")
+    of.ending = replace(of.ending, exits=tuple(RankExit(r, 1000 + r, -9, LATE, by_us=True) for r in range(len(recordings))))
+    return of
+
+
+def test_collectives_that_cannot_meet() -> None:
+    of = hung(*(recording([stall("all_reduce", 88)], rank=r) for r in (0, 1)), recording([stall("barrier", 61)], rank=2))
+    (found,) = findings(CollectivesDoNotMatch, of)
+    assert found.message.endswith("ranks 0-1 wait in all_reduce (train.py:88); rank 2 waits in barrier (train.py:61)")
+    assert found.where and found.where.line == 61
+
+
+def test_a_collective_of_the_script_is_looked_at_before_the_reducers() -> None:
+    of = hung(recording([stall("backward", 40)], rank=0), recording([stall("barrier", 61)], rank=1))
+    assert findings(CollectivesDoNotMatch, of)[0].where == Where("/home/u/train.py", 61, "main", "do()")
+
+
+def test_one_rank_computes_while_the_others_wait() -> None:
+    of = hung(recording([stall("all_reduce", 88)], rank=0), recording([stall("", 12)], rank=1))
+    assert findings(CollectivesDoNotMatch, of) == []
+    (found,) = findings(Hang, of)
+    assert "rank 1 is at train.py:12, in no collective" in found.message
+    assert found.where and found.where.line == 12
+
+
+def test_the_same_collective_everywhere_is_a_plain_hang() -> None:
+    of = hung(*(recording([stall("all_reduce", 88)], [row(0)], rank=r) for r in (0, 1)))
+    assert findings(CollectivesDoNotMatch, of) == []
+    assert "ranks 0-1 wait in all_reduce" in findings(Hang, of)[0].message
+
+
+def test_a_note_older_than_the_last_step_does_not_count() -> None:
+    early = event("stall", t=1, op="barrier", op_site="", stack=[], line=5)
+    of = hung(recording([early], [row(3, t_ns=LATE)], rank=0))
+    assert [w.op for w in waits.waits(of)] == [""]
+
+
+def test_stacks_that_were_asked_for_tell_too() -> None:
+    frames = (Where("/home/u/train.py", 70, "main"), Where("/x/site-packages/torch/distributed/c10d.py", 9, "barrier"))
+    of = hung(recording(rank=0), recording([stall("all_reduce", 88)], rank=1))
+    of.ending = replace(of.ending, stacks=(RankStacks(0, {"MainThread": frames}),))
+    assert "rank 0 waits in barrier (train.py:70)" in findings(CollectivesDoNotMatch, of)[0].message
+
+
+def test_the_last_collective_is_the_fallback() -> None:
+    of = hung(recording([event("coll", op="all_reduce", line=33)], rank=0))
+    assert waits.waits(of)[0].sentence == "waits in all_reduce (train.py:33)"
+
+
+def test_a_peer_that_left_in_good_order() -> None:
+    victim = recording([event("failure", type="RuntimeError", message=CLOSED, op="all_reduce", line=88)], [row(0), row(1)], rank=0)
+    of = run([victim, recording([event("end", how="exit", code=0, steps=1)], [row(0)], rank=1)], exits=(1, 0))
+    (found,) = findings(DeadPeer, of)
+    assert found.message == "rank 1 had ended while rank 0 waits in all_reduce (train.py:88)"
+    assert found.ranks == (1,) and found.notes == ("rank 0 took 2 steps, rank 1 took 1 steps",)
+
+
+def test_a_culprit_with_an_exception_is_no_hang() -> None:
+    victim = recording([event("failure", type="RuntimeError", message=CLOSED, op="all_reduce", line=88)], rank=0)
+    of = run([victim, recording([event("failure", type="KeyError", message="x", line=5)], rank=1)], exits=(1, 1))
+    assert [findings(c, of) for c in (DeadPeer, Hang, CollectivesDoNotMatch)] == [[], [], []]
+
+
+def test_missing_peers_at_the_start() -> None:
+    waiting = recording([event("pg", done=False, asked={}, line=4), stall("init", 4)], rank=0)
+    of = hung(waiting, recording([stall("", 50)], rank=1))
+    (found,) = findings(MissingPeerAtStart, of)
+    assert found.message == "rank 0 waits in init_process_group; rank 1 never came" and found.ranks == (1,)
+
+
+def test_a_loader_whose_workers_do_not_answer() -> None:
+    of = hung(recording([event("loader", num_workers=2, line=20), stall("data", 20)], rank=0), recording([stall("backward", 30)], rank=1))
+    (found,) = findings(DeadlockedWorker, of)
+    assert found.message == "rank 0 waits for 2 loader workers that do not answer" and found.where and found.where.line == 20
+
+
+def test_a_loader_without_workers_is_only_slow() -> None:
+    of = hung(recording([event("loader", num_workers=0, line=20), stall("data", 20)], rank=0))
+    assert findings(DeadlockedWorker, of) == []
+
+
+def test_processes_of_the_script_that_stand_still() -> None:
+    children = [recording([stall("", 116, "count_up")], pid=2000 + i, ppid=1000, role="child") for i in range(2)]
+    parent = recording([stall("join", 160)], rank=0)
+    of = run([parent, *children], reason="hang")
+    of.ending = replace(of.ending, exits=(RankExit(0, 1000, -9, LATE, by_us=True),))
+    (found,) = findings(DeadlockedWorker, of)
+    assert found.message == "2 worker processes stand still in train.py:116"
+    gone = recording([event("end", how="os._exit", code=1, steps=0)], pid=2001, ppid=1000, role="child")
+    of = run([parent, children[0], gone], reason="hang")
+    of.ending = replace(of.ending, exits=(RankExit(0, 1000, -9, LATE, by_us=True),))
+    assert findings(DeadlockedWorker, of) == []
+    assert "ended with code 1 while others wait" in findings(DeadPeer, of)[0].message
+
+
+def test_one_cause_gives_one_finding() -> None:
+    of = hung(recording([stall("all_reduce", 88)], rank=0), recording([stall("barrier", 61)], rank=1))
+    _, found = judge(of, select=("HNG", "LAU"))
+    assert [f.code for f in found] == ["HNG103"] and found[0].consequences == ("HNG101",)
+
+
+ALL = (CollectivesDoNotMatch, DeadPeer, DeadlockedWorker, Hang, MissingPeerAtStart)
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_a_healthy_run_and_a_torn_one_are_silent(check: type) -> None:
+    assert findings(check, run([recording([stall("", 3)], [row(0)], rank=r) for r in range(2)])) == []
+    assert findings(check, run([recording([stall("all_reduce", 3)])], live=True)) == []
+    torn = [event(kind) for kind in ("stall", "stacks", "coll", "pg", "wrapping", "failure", "end")]
+    findings(check, hung())
+    findings(check, hung(recording(torn, [row(0)[:9]]), recording(torn[:1], rank=1)))

@@ -1,0 +1,272 @@
+"""Launch checks on recordings made by hand: who is blamed, and who is left in peace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.checks.lau import blame
+from harness.checks.lau.killed_by_signal import KilledBySignal, dying_frame
+from harness.checks.lau.left_behind import LeftBehind
+from harness.checks.lau.local_rank_argument import LocalRankArgument
+from harness.checks.lau.no_process_group import NoProcessGroup
+from harness.checks.lau.out_of_memory_kill import OutOfMemoryKill
+from harness.checks.lau.rank_did_not_report import RankDidNotReport
+from harness.checks.lau.rank_failed import RankFailed
+from harness.checks.lau.rendezvous_failed import RendezvousFailed
+from harness.checks.lau.same_rank_twice import SameRankTwice
+from harness.checks.lau.untested_torch_version import UntestedTorchVersion
+from harness.checks.lau.wall_limit import WallLimit
+from harness.checks.lau.world_size_mismatch import WorldSizeMismatch
+from harness.model import Ending, RankExit, Severity
+from harness.record import Event, Recording, Run
+from tests.unit.checks.builder import event, findings, recording, row, run, site
+
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
+
+
+def failure(kind: str, message: str, line: int = 10, **fields: object) -> Event:
+    return event("failure", type=kind, message=message, line=line, op="", phase="train", trace="", **fields)
+
+
+def ended(of: Run, *codes: tuple[int, bool]) -> Run:
+    """Exit codes, and whether we ended the rank."""
+    exits = tuple(RankExit(rank, 1000 + rank, code, 2_000_000_000, by_us) for rank, (code, by_us) in enumerate(codes))
+    of.ending = replace(of.ending, exits=exits)
+    return of
+
+
+def test_the_culprit_is_named_although_the_victim_failed_first() -> None:
+    victim = recording([failure("RuntimeError", CLOSED, 88)], rank=0)
+    culprit = recording([failure("KeyError", "'image'\nsecond line", 41)], rank=1)
+    found = findings(RankFailed, run([victim, culprit], exits=(1, 1)))
+    assert [f.message for f in found] == ["rank 1 failed with KeyError: 'image'"]
+    assert found[0].ranks == (1,) and found[0].where and found[0].where.line == 41
+    assert found[0].notes == ("rank 0 lost the connection to a peer and fell as a victim",)
+
+
+def test_a_rank_that_we_tore_down_is_no_failure() -> None:
+    of = run([recording([failure("ValueError", "bad", 5)], rank=0), recording(rank=1)], exits=(1, 1))
+    found = findings(RankFailed, ended(of, (1, False), (-15, True)))
+    assert found[0].notes == ("rank 1 was torn down by the launcher",)
+
+
+def test_an_exception_that_was_caught_is_silent() -> None:
+    assert findings(RankFailed, run([recording([failure("ValueError", "caught")])], exits=(0,))) == []
+
+
+def test_an_exit_code_without_exception_names_the_last_line_and_the_call() -> None:
+    of = run(
+        [recording([event("exit_call", code=3, line=7)])], exits=(3,), logs={0: "usage: train.py\ntrain.py: error: unrecognized arguments"}
+    )
+    (found,) = findings(RankFailed, of)
+    assert "exit code 3" in found.message and "unrecognized arguments" in found.message
+    assert found.where and found.where.line == 7
+
+
+def test_a_child_of_mp_spawn_counts_for_its_parent() -> None:
+    child = recording([failure("KeyError", "x", 20)], rank=0, pid=2000, ppid=1000, role="child")
+    parent = recording([failure("ProcessRaisedException", "-- Process 0 terminated", 50)], rank=0)
+    (found,) = findings(RankFailed, run([parent, child], exits=(1,)))
+    assert found.where and found.where.line == 20
+
+
+@pytest.mark.parametrize("text", [CLOSED, "Timed out waiting 1800000ms for recv operation to complete", "Broken pipe", "Socket closed"])
+def test_victims_are_recognised(text: str) -> None:
+    assert blame.is_victim(failure("RuntimeError", text))
+
+
+@pytest.mark.parametrize("text", ["shape mismatch", "Target 10 is out of bounds", "file not found: peer.txt"])
+def test_own_failures_are_not_victims(text: str) -> None:
+    assert not blame.is_victim(failure("RuntimeError", text))
+
+
+def test_compress() -> None:
+    assert blame.compress([7, 0, 2, 3, 4]) == "0,2-4,7"
+
+
+STACK = """RuntimeError elsewhere
+Fatal Python error: Aborted
+
+Thread 0x1 (most recent call first):
+  File "/home/u/helper.py", line 3 in idle
+
+Current thread 0x2 (most recent call first):
+  File "/usr/lib/python3.11/site-packages/torch/distributed/c10d.py", line 900 in all_reduce
+  File "/work/harness/probe/sensors/collectives.py", line 80 in collective
+  File "/home/u/train.py", line 61 in sync
+"""
+
+
+def test_a_signal_is_named_with_the_python_line_that_died() -> None:
+    of = run([recording(rank=0), recording(rank=1)], exits=(1, -6), logs={0: CLOSED, 1: "terminate called after throwing X\n" + STACK})
+    (found,) = findings(KilledBySignal, of)
+    assert found.message == "rank 1 was killed by SIGABRT"
+    assert found.where and (found.where.file, found.where.line) == ("/home/u/train.py", 61)
+    assert "terminate called" in found.notes[0]
+    assert findings(RankFailed, of) == []
+
+
+def test_an_abort_over_a_closed_connection_is_a_victims() -> None:
+    of = run(
+        [recording([failure("KeyError", "x", 9)], rank=0), recording(rank=1)], exits=(1, -6), logs={1: "what(): Connection closed by peer"}
+    )
+    assert findings(KilledBySignal, of) == []
+    assert findings(RankFailed, of)[0].ranks == (0,)
+
+
+def test_no_stack_no_place() -> None:
+    assert dying_frame("no stack here") is None
+
+
+def test_sigkill_with_a_counted_kill_is_out_of_memory() -> None:
+    of = run(
+        [recording([event("oom_kills", scope="cgroup", num=1)], rank=0), recording(rows=[row(0, rss_bytes=3 << 30)], rank=1)], exits=(1, -9)
+    )
+    of = ended(of, (0, False), (-9, False))
+    (found,) = findings(OutOfMemoryKill, of)
+    assert found.ranks == (1,) and "3.0 GiB" in found.message
+    assert findings(KilledBySignal, of) == []
+
+
+def test_sigkill_without_evidence_is_only_a_signal() -> None:
+    of = ended(run([recording(rank=0), recording(rank=1)]), (0, False), (-9, False))
+    assert findings(OutOfMemoryKill, of) == []
+    assert "SIGKILL" in findings(KilledBySignal, of)[0].message
+
+
+def pg(done: bool, line: int = 4, **fields: object) -> Event:
+    return event("pg", done=done, line=line, **{"asked": {}, "world_size": None, **fields})
+
+
+def test_world_size_asked_for_is_not_the_launchers() -> None:
+    of = run([recording([pg(False, asked={"world_size": 4})], rank=r) for r in range(2)], reason="hang")
+    (found,) = findings(WorldSizeMismatch, of)
+    assert "asks for 4 processes" in found.message and found.where and found.where.line == 4
+
+
+def test_a_world_of_one_on_every_rank() -> None:
+    of = run([recording([pg(True, rank=0, world_size=1, backend="gloo")], rank=r) for r in range(2)])
+    (found,) = findings(WorldSizeMismatch, of)
+    assert "2 independent trainings" in found.message
+
+
+def test_the_launchers_world_is_silent() -> None:
+    of = run([recording([pg(False), pg(True, rank=r, world_size=2, backend="gloo")], rank=r) for r in range(2)])
+    assert findings(WorldSizeMismatch, of) == []
+
+
+def test_a_helper_group_of_one_rank_is_silent() -> None:
+    first = recording([pg(True, rank=0, world_size=2, backend="gloo"), pg(True, rank=0, world_size=1, backend="gloo")], rank=0)
+    second = recording([pg(True, rank=1, world_size=2, backend="gloo")], rank=1)
+    assert findings(WorldSizeMismatch, run([first, second])) == []
+
+
+def test_ranks_that_train_alone() -> None:
+    of = run([recording([event("params", opt=0, shapes=[[2]], line=12)], [row(0), row(1)], rank=r) for r in range(2)])
+    (found,) = findings(NoProcessGroup, of)
+    assert found.severity is Severity.ERROR and "2 independent trainings" in found.message and found.where and found.where.line == 12
+
+
+def test_a_search_over_settings_is_advice() -> None:
+    of = run([recording([], [row(0, lr=0.1 * (r + 1), hyper=r)], rank=r) for r in range(2)])
+    assert [f.severity for f in findings(NoProcessGroup, of)] == [Severity.ADVICE]
+
+
+def test_one_process_alone_is_healthy() -> None:
+    assert findings(NoProcessGroup, run([recording([], [row(0)])])) == []
+
+
+def declares(rank: int, default: int, argv: list[str] | None = None, events: tuple[Event, ...] = ()) -> Recording:
+    told = event("local_rank_argument", option="--local-rank", default=default, line=3)
+    return recording([told, *events], [row(0)], rank=rank, local_rank=rank, argv=argv or ["train.py"])
+
+
+def test_local_rank_default_switches_distribution_off() -> None:
+    (found,) = findings(LocalRankArgument, run([declares(0, -1), declares(1, -1)]))
+    assert "no process group was made" in found.message and found.where and found.where.line == 3
+
+
+def test_local_rank_passed_or_overridden_is_silent() -> None:
+    joined = pg(True, rank=0, world_size=2, backend="gloo")
+    assert findings(LocalRankArgument, run([declares(r, 0, events=(joined,)) for r in range(2)])) == []
+    assert findings(LocalRankArgument, run([declares(r, 0, ["train.py", f"--local-rank={r}"]) for r in range(2)])) == []
+    assert findings(LocalRankArgument, run([declares(r, r) for r in range(2)])) == []
+
+
+def test_a_taken_port_is_a_failed_rendezvous() -> None:
+    raised = failure("DistNetworkError", "The server socket has failed to listen: EADDRINUSE, address already in use", 4)
+    start = event("rendezvous", address="127.0.0.1", port="29500", rank="0", world_size="2", line=4)
+    of = run([recording([start, pg(False), replace_op(raised, "init")], rank=0)], exits=(1,), nproc=2)
+    (found,) = findings(RendezvousFailed, of)
+    assert "its port is taken" in found.message and "29500" in found.notes[0]
+
+
+def replace_op(of: Event, op: str) -> Event:
+    return Event(of.kind, of.t_ns, of.step, {**of.data, "op": op})
+
+
+def test_a_failure_after_the_rendezvous_is_not_one() -> None:
+    joined = pg(True, rank=0, world_size=1, backend="gloo")
+    of = run([recording([pg(False), joined, failure("ConnectionRefusedError", "connection refused", 30)])], exits=(1,))
+    assert findings(RendezvousFailed, of) == []
+
+
+def test_two_processes_ask_for_one_rank() -> None:
+    asks = {"address": "127.0.0.1", "port": "29500", "world_size": "2", "asked_rank": 0}
+    of = run([recording([event("rendezvous", line=4, rank=str(r), **asks)], rank=r) for r in range(2)])
+    (found,) = findings(SameRankTwice, of)
+    assert found.message == "2 processes ask to be rank 0"
+    asks["asked_rank"] = None
+    of = run([recording([event("rendezvous", line=4, rank=str(r), **asks)], rank=r) for r in range(2)])
+    assert findings(SameRankTwice, of) == []
+
+
+@pytest.mark.parametrize(("version", "num"), [("2.14.1+cpu", 0), ("2.9.0", 0), ("2.5.1", 1), ("3.0.0", 1), ("weird", 0)])
+def test_untested_versions_are_advice(version: str, num: int) -> None:
+    assert len(findings(UntestedTorchVersion, run([recording([event("torch", version=version)])]))) == num
+
+
+def test_a_silent_rank_is_an_error() -> None:
+    (found,) = findings(RankDidNotReport, run([recording(rank=0)], exits=(0, 0), nproc=2))
+    assert found.ranks == (1,)
+    assert findings(RankDidNotReport, run([recording(rank=0), recording(rank=1)])) == []
+    assert findings(RankDidNotReport, run([recording(rank=0)], nproc=2, reason="interrupted")) == []
+    assert findings(RankDidNotReport, run([recording(rank=0)], nproc=2, live=True)) == []
+
+
+def test_what_is_left_behind_is_told() -> None:
+    of = run([recording()])
+    assert findings(LeftBehind, of) == []
+    of.ending = replace(of.ending, left_behind=("process 77 (sleep) outlived its rank and had to be killed",))
+    assert findings(LeftBehind, of)[0].severity is Severity.WARNING
+
+
+def test_the_wall_limit() -> None:
+    assert findings(WallLimit, run([recording([], [row(0)])])) == []
+    assert "took 1 steps" in findings(WallLimit, run([recording([], [row(0)])], reason="timeout"))[0].notes[0]
+
+
+ALL = (
+    KilledBySignal, LeftBehind, LocalRankArgument, NoProcessGroup, OutOfMemoryKill, RankDidNotReport, RankFailed, RendezvousFailed,
+    SameRankTwice, UntestedTorchVersion, WallLimit, WorldSizeMismatch,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("check", ALL)
+@pytest.mark.parametrize("live", [False, True])
+def test_empty_and_malformed_recordings_never_crash(check: type, live: bool) -> None:
+    torn = [
+        event(kind, line=1) for kind in ("failure", "pg", "rendezvous", "torch", "local_rank_argument", "params", "oom_kills", "exit_call")
+    ]
+    torn.append(event("failure", site=site(), type=None, message=None))
+    findings(check, run([], live=live))
+    findings(check, run([recording(), recording(rank=1)], live=live))
+    findings(check, run([recording(torn, [row(0)[:50]]), recording(torn, rank=1)], exits=(1, -9), live=live))
+
+
+def test_an_ending_that_is_unknown_blames_nobody() -> None:
+    of = run([recording()])
+    of.ending = Ending()
+    assert blame.culprit(of) is None

@@ -1,0 +1,166 @@
+"""Memory checks: series made by hand, with and without growth."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from harness.checks.engine import judge
+from harness.checks.mem import series
+from harness.checks.mem.eval_keeps_graph import EvalKeepsGraph
+from harness.checks.mem.loss_kept_with_graph import LossKeptWithGraph
+from harness.checks.mem.memory_grows import MemoryGrows
+from harness.checks.mem.memory_imbalance import MemoryImbalance
+from harness.checks.mem.over_budget import OverBudget
+from harness.model import Severity
+from harness.record import Event, Recording, Run
+from tests.unit.checks.builder import event, findings, recording, row, run, site
+
+MB = 1_000_000
+
+
+def graphs(numbers: list[int], events: tuple[Event, ...] = ()) -> Run:
+    return run([recording(events, [row(s, num_graphs=n) for s, n in enumerate(numbers)])])
+
+
+def test_a_graph_a_step_is_kept() -> None:
+    kept = event("graphs", s=7, alive=8, mode="train", keeper=site(31, "losses.append(loss)"), line=28)
+    (found,) = findings(LossKeptWithGraph, graphs(list(range(1, 41)), (kept,)))
+    assert found.severity is Severity.WARNING and found.where and found.where.line == 31
+    assert found.message.startswith("40 autograd graphs of earlier steps are alive after step 39")
+
+
+def test_without_a_keeper_the_backward_is_named() -> None:
+    (found,) = findings(LossKeptWithGraph, graphs(list(range(40)), (event("loss", line=9),)))
+    assert found.where and found.where.line == 9
+
+
+def test_a_list_that_is_emptied_every_epoch_still_keeps_graphs() -> None:
+    assert len(findings(LossKeptWithGraph, graphs([1 + s % 20 for s in range(60)]))) == 1
+
+
+def test_every_tenth_loss_is_seen_over_a_long_run() -> None:
+    assert len(findings(LossKeptWithGraph, graphs([1 + s // 10 for s in range(400)]))) == 1
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [[2] * 60, [1, 2] * 30, [s % 8 for s in range(80)], [0] * 5, [1 + s // 40 for s in range(120)], [min(s, 20) for s in range(100)]],
+)
+def test_graphs_that_come_and_go_are_healthy(alive: list[int]) -> None:
+    assert findings(LossKeptWithGraph, graphs(alive)) == []
+
+
+def evaluation(**fields: object) -> Run:
+    told = {"forwards": 20, "peak": 20, "used": False, "keeper": None, **fields}
+    return run([recording([event("mode", training=False), event("eval_graphs", line=31, **told)], [row(0)])])
+
+
+def test_an_evaluation_that_keeps_its_graphs() -> None:
+    (found,) = findings(EvalKeepsGraph, evaluation(keeper=site(33, "total += loss")))
+    assert found.where and found.where.line == 31 and "kept by train.py:33: total += loss" in found.notes
+
+
+@pytest.mark.parametrize("fields", [{"peak": 2}, {"used": True}, {"peak": 3, "forwards": 3}, {"peak": None}])
+def test_evaluations_that_keep_nothing_or_keep_it_on_purpose(fields: dict[str, object]) -> None:
+    assert findings(EvalKeepsGraph, evaluation(**fields)) == []
+
+
+def test_an_evaluation_that_was_cut_off() -> None:
+    events = [event("mode", training=False), event("graphs", alive=64, mode="eval", line=12)]
+    assert "64 batches" in findings(EvalKeepsGraph, run([recording(events)]))[0].message
+
+
+def resident(size: Callable[[int], float], steps: int = 120, events: tuple[Event, ...] = (), step_ns: int = 20_000_000) -> Recording:
+    return recording(events, [row(s, rss_bytes=int(400 * MB + size(s)), t_ns=10**9 + s * step_ns) for s in range(steps)])
+
+
+def test_steady_growth() -> None:
+    random.seed(1)
+    (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s + random.gauss(0, 2 * MB))]))
+    assert found.severity is Severity.WARNING and found.message.startswith("memory grows by ")
+
+
+def test_the_only_statement_that_fills_a_container_is_named() -> None:
+    told = event("keepers", s=20, statements=[site(44, "history.append(x)")])
+    (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s, events=(told,))]))
+    assert found.where and found.where.line == 44
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        lambda s: 0.0,
+        lambda s: random.gauss(0, 30 * MB),
+        lambda s: 100 * MB * (s > 60),  # one jump
+        lambda s: 200 * MB * (1 - 0.9**s),  # a warm-up that levels off
+        lambda s: 60 * MB * (s % 30) / 30,  # a saw
+        lambda s: 0.05 * MB * s,  # too little
+    ],
+)
+def test_memory_that_does_not_grow_steadily(size: Callable[[int], float]) -> None:
+    random.seed(2)
+    assert findings(MemoryGrows, run([resident(size)])) == []
+
+
+def test_short_runs_and_first_passes_are_not_judged() -> None:
+    assert findings(MemoryGrows, run([resident(lambda s: 2.0 * MB * s, steps=40)])) == []
+    assert findings(MemoryGrows, run([resident(lambda s: 2.0 * MB * s, step_ns=1_000_000)])) == []
+    cached = resident(lambda s: 0.6 * MB * s, events=(event("loader", loop=0),))
+    assert [f.severity for f in findings(MemoryGrows, run([cached]))] == [Severity.ADVICE]
+
+
+def test_pages_of_a_mapped_file_do_not_count() -> None:
+    samples = [[10**9 + i * 10**8, int(400 * MB + 3 * MB * i), int(3 * MB * i)] for i in range(30)]
+    mapped = resident(lambda s: 0.6 * MB * s, events=(event("rss", samples=samples, grown=[]),))
+    assert findings(MemoryGrows, run([mapped])) == []
+
+
+def test_kept_graphs_explain_the_growth() -> None:
+    rows = [row(s, num_graphs=s, rss_bytes=int(400 * MB + 0.6 * MB * s), t_ns=10**9 + s * 20_000_000) for s in range(100)]
+    _, found = judge(run([recording([], rows)]), select=("MEM",))
+    assert [f.code for f in found] == ["MEM101"] and found[0].consequences == ("MEM103",)
+
+
+def ranks(*sizes: int) -> Run:
+    return run([recording([], [row(s, rss_bytes=size * MB) for s in range(3)], rank=r) for r, size in enumerate(sizes)])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "severities"),
+    [
+        ((800, 400), [Severity.WARNING]),
+        ((560, 400), [Severity.ADVICE]),
+        ((450, 400), []),
+        ((4100, 4000, 4000), []),
+        ((400,), []),
+    ],
+)
+def test_imbalance(sizes: tuple[int, ...], severities: list[Severity]) -> None:
+    assert [f.severity for f in findings(MemoryImbalance, ranks(*sizes))] == severities
+
+
+def test_budget() -> None:
+    of = run([recording([], [row(0, rss_bytes=500 * MB)])], budget_bytes=400 * MB)
+    assert findings(OverBudget, of)[0].message == "rank 0 needs 500 MB, the budget is 400 MB"
+    assert findings(OverBudget, run([recording([], [row(0, rss_bytes=500 * MB)])], budget_bytes=600 * MB)) == []
+    assert findings(OverBudget, run([recording([], [row(0, rss_bytes=500 * MB)])])) == []
+
+
+def test_a_trend_needs_enough_values() -> None:
+    assert series.trend(range(10), range(10)) is None
+    found = series.trend(range(80), [3 * v for v in range(80)])
+    assert found is not None and found.slope == pytest.approx(3) and found.steady
+
+
+ALL = (EvalKeepsGraph, LossKeptWithGraph, MemoryGrows, MemoryImbalance, OverBudget)
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_empty_and_torn_recordings_never_crash(check: type) -> None:
+    torn = [event(k) for k in ("graphs", "eval_graphs", "mode", "rss", "memory", "keepers", "pass", "loader")]
+    torn.append(event("rss", samples=[[1], "x", None], grown=[[None, 3], 4]))
+    findings(check, run([], budget_bytes=5))
+    findings(check, run([recording(torn, [row(0)[:99]]), recording(torn, [row(0), row(1)], rank=1)], budget_bytes=5))

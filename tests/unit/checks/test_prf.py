@@ -1,0 +1,177 @@
+"""Throughput checks: times made by hand, with and without a cause."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from harness.checks.base import Inconclusive
+from harness.checks.prf.bias_before_batchnorm import BiasBeforeBatchnorm
+from harness.checks.prf.find_unused_needless import FindUnusedNeedless
+from harness.checks.prf.loader_bound import LoaderBound
+from harness.checks.prf.poor_scaling import PoorScaling
+from harness.checks.prf.straggler import Straggler
+from harness.checks.prf.sync_every_micro_batch import SyncEveryMicroBatch
+from harness.checks.prf.threads_oversubscribed import ThreadsOversubscribed
+from harness.model import Severity
+from harness.record import Event, Recording, Run
+from tests.unit.checks.builder import event, findings, recording, row, run, site
+
+WRAP = {"index": 0, "numels": [100], "names": ["w"], "find_unused": False, "static_graph": False, "buffers": [], "batchnorms": 0}
+
+
+def cores(of: Run, num: int = 8) -> Run:
+    of.num_cores = num
+    return of
+
+
+def accumulating(backwards: int, reduces: int, sites: int = 1, forwards: int | None = None, extra: tuple[Event, ...] = ()) -> Run:
+    def rank(r: int) -> Recording:
+        places = [[site(60 + i), backwards // sites] for i in range(sites)]
+        events = [event("wrap", line=5, **WRAP), *extra]
+        events += [event("accumulation", s=s, sites=places, reduces=reduces, line=60) for s in range(8)]
+        num = backwards if forwards is None else forwards
+        return recording(events, [row(s, num_backward=backwards, num_reduce=reduces, num_forward=num) for s in range(8)], rank=r)
+
+    return run([rank(0), rank(1)])
+
+
+def test_every_micro_batch_synchronises() -> None:
+    (found,) = findings(SyncEveryMicroBatch, accumulating(4, 4))
+    assert found.message == "gradients are all-reduced 4 times a step, once for every micro-batch"
+    assert found.where and found.where.line == 60 and found.ranks == (0, 1)
+
+
+def test_no_sync_that_comes_too_late_is_named() -> None:
+    (found,) = findings(SyncEveryMicroBatch, accumulating(4, 4, extra=(event("no_sync", line=58),)))
+    assert found.where and found.where.line == 58 and any("only around backward" in n for n in found.notes)
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [accumulating(4, 1), accumulating(1, 1), accumulating(2, 2, sites=2), accumulating(3, 3, forwards=1)],
+    ids=["no_sync", "no accumulation", "two losses of a GAN", "several losses of one forward"],
+)
+def test_other_backwards_are_healthy(healthy: Run) -> None:
+    assert findings(SyncEveryMicroBatch, healthy) == []
+
+
+def paced(slow: float, noise: float = 0.0, steps: int = 60, events: tuple[Event, ...] = ()) -> Run:
+    random.seed(3)
+
+    def rank(r: int) -> Recording:
+        own = [(slow if r == 1 else 0.010) + random.uniform(0, noise) for _ in range(steps)]
+        return recording(events if r == 1 else (), [row(s, self_s=own[s], wall_s=0.05) for s in range(steps)], rank=r)
+
+    return cores(run([rank(0), rank(1)]))
+
+
+def test_a_straggler_and_its_line() -> None:
+    profile = event("profile", samples=40, lines=[[site(13, "time.sleep(.02)"), 25]], load=1.0)
+    (found,) = findings(Straggler, paced(0.030, events=(profile,)))
+    assert found.ranks == (1,) and found.where and found.where.line == 13
+    assert found.message == "rank 1 takes 20 ms more of its own a step than the others, and they wait for it"
+
+
+@pytest.mark.parametrize("healthy", [paced(0.010), paced(0.012), paced(0.014, noise=0.03), paced(0.030, steps=15)])
+def test_equal_noisy_and_short_runs_have_no_straggler(healthy: Run) -> None:
+    assert findings(Straggler, healthy) == []
+
+
+def test_ranks_that_share_a_core_are_not_judged() -> None:
+    check = Straggler()
+    with pytest.raises(Inconclusive, match="take turns"):
+        list(check.end(cores(paced(0.030), 1)))
+
+
+def test_a_busy_host_asks_for_more() -> None:
+    load = event("profile", samples=40, lines=[], load=20.0)
+    assert findings(Straggler, paced(0.016, events=(load,))) == []
+    assert len(findings(Straggler, paced(0.040, events=(load,)))) == 1
+
+
+def fed(share: float, steps: int, wall_s: float = 0.2, workers: int = 0) -> Run:
+    rows = [row(s, wall_s=wall_s, data_s=share * wall_s) for s in range(steps)]
+    return cores(run([recording([event("loader", num_workers=workers, line=20)], rows)]))
+
+
+@pytest.mark.parametrize(
+    ("of", "severities"),
+    [
+        (fed(0.8, 80), [Severity.WARNING]),
+        (fed(0.6, 80), [Severity.ADVICE]),
+        (fed(0.8, 30), [Severity.ADVICE]),
+        (fed(0.8, 10), []),
+        (fed(0.3, 80), []),
+        (fed(0.8, 80, workers=16), []),
+    ],
+)
+def test_waiting_for_data(of: Run, severities: list[Severity]) -> None:
+    assert [f.severity for f in findings(LoaderBound, of)] == severities
+
+
+def searching(unused: int, looks: int = 16, static: bool = False) -> Run:
+    wrap = event("wrap", line=5, **{**WRAP, "find_unused": True, "static_graph": static})
+    used = [event("used", index=0, num=4, num_unused=0, unused=[], complete=True) for _ in range(looks)]
+    odd = [event("used", index=0, num=4, num_unused=unused, unused=["a"], complete=True)]
+    return run([recording([wrap, *used], [row(0)], rank=0), recording([wrap, *used[1:], *odd], [row(0)], rank=1)])
+
+
+def test_a_search_that_finds_nothing() -> None:
+    (found,) = findings(FindUnusedNeedless, searching(0))
+    assert found.where and found.where.line == 5 and found.notes == ("all 4 parameters were reached in 32 of 32 backwards looked at",)
+
+
+@pytest.mark.parametrize("healthy", [searching(1), searching(0, looks=4), searching(0, static=True)])
+def test_a_search_that_is_needed_or_too_short_to_tell(healthy: Run) -> None:
+    assert findings(FindUnusedNeedless, healthy) == []
+
+
+def test_threads_of_all_ranks_against_the_cores() -> None:
+    def of(threads: int, num: int) -> Run:
+        return cores(run([recording([event("torch", threads=threads)], rank=r) for r in range(2)]), num)
+
+    assert [f.severity for f in findings(ThreadsOversubscribed, of(4, 4))] == [Severity.ADVICE]
+    assert findings(ThreadsOversubscribed, of(2, 4)) == [] and findings(ThreadsOversubscribed, of(1, 1)) == []
+
+
+def normalised(bias: bool) -> Run:
+    names = ["0.weight", *(["0.bias"] if bias else []), "1.weight", "1.bias", "3.weight", "3.bias"]
+    shapes = [[8, 3, 3, 3], *([[8]] if bias else []), [8], [8], [2, 8], [2]]
+    events = [event("wrapping", names=names, shapes=shapes)]
+    events.append(event("wrap", line=5, **{**WRAP, "names": names, "buffers": ["1.running_mean", "1.running_var"], "batchnorms": 1}))
+    return run([recording(events)])
+
+
+def test_a_bias_before_a_batchnorm_is_advice() -> None:
+    (found,) = findings(BiasBeforeBatchnorm, normalised(True))
+    assert found.severity is Severity.ADVICE and found.notes == ("0.bias",)
+    assert findings(BiasBeforeBatchnorm, normalised(False)) == []
+
+
+def scaled(many_s: float, one_s: float) -> Run:
+    def of(num: int, wall_s: float, samples: int) -> Run:
+        return cores(run([recording([], [row(s, wall_s=wall_s, num_samples=samples) for s in range(40)], rank=r) for r in range(num)]))
+
+    both = of(2, many_s, 16)
+    both.reference = of(1, one_s, 32)
+    return both
+
+
+def test_scaling_against_the_reference() -> None:
+    assert [f.severity for f in findings(PoorScaling, scaled(0.1, 0.08))] == [Severity.ADVICE]
+    assert findings(PoorScaling, scaled(0.05, 0.08)) == []
+
+
+ALL = (BiasBeforeBatchnorm, FindUnusedNeedless, LoaderBound, PoorScaling, Straggler, SyncEveryMicroBatch, ThreadsOversubscribed)
+
+
+@pytest.mark.parametrize("check", ALL)
+def test_empty_and_torn_recordings_never_crash(check: type) -> None:
+    torn = [event(k) for k in ("wrap", "wrapping", "used", "accumulation", "loader", "torch", "profile", "no_sync", "devices")]
+    torn.append(event("profile", samples="x", lines=[[None, 1], 3], load=None))
+    of = run([recording(torn, [row(0)[:99]]), recording(torn, [row(s) for s in range(30)], rank=1)])
+    of.reference = run([])
+    findings(check, of)
+    findings(check, run([]))
