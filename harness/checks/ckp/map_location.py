@@ -26,7 +26,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
 from harness.checks.order import number
 from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.record import Event, Recording, Run
 
 REFUSED = "Attempting to deserialize object on"
 
@@ -41,7 +41,7 @@ class MapLocationMissing(Check):
         loads = [load for load in files.loads(run) if load.end is not None]
         if not loads:
             raise NotApplicable("nothing is loaded with torch.load")
-        foreign = [load for load in loads if load.end is not None and _foreign(load.end)]
+        foreign = [load for load in loads if load.end is not None and _foreign(load.end, _own_devices(run.ranks[load.rank], load.end))]
         if not foreign:
             if not any(_tags(load.end) - {"cpu"} for load in loads if load.end is not None):
                 raise NotApplicable("every loaded tensor was saved from the CPU")
@@ -49,17 +49,18 @@ class MapLocationMissing(Check):
         first = foreign[0]
         end = first.end
         assert end is not None
-        tags = sorted(_tags(end) - {"cpu", str(end["device"])}) or ["cuda"]
+        own = _own_devices(run.ranks[first.rank], end)
+        tags = sorted(_tags(end) - {"cpu"} - own) or ["cuda"]
         refused = REFUSED in first.error
         yield self.finding(
             f"{files.name(first.path) or 'a buffer'} was saved from {', '.join(tags)} and is loaded without map_location"
-            + ("" if refused else f" by a rank that works on {end['device']}"),
+            + ("" if refused else f" by a rank that works on {', '.join(sorted(own))}"),
             where=first.begin.where,
             ranks=sorted({load.rank for load in foreign}),
             notes=[
                 "this process has no such device, torch refuses the file"
                 if refused
-                else f"{_count(end)} storages went to a device that is not this rank's"
+                else f"{_count(end, own)} storages went to a device that is not this rank's"
             ],
             help="pass `map_location='cpu'`, or this rank's own device",
             severity=None if refused or run.world_size > 1 else Severity.WARNING,
@@ -71,15 +72,20 @@ def _tags(event: Event) -> set[str]:
     return {str(k) for k in found} if isinstance(found, dict) else set()
 
 
-def _foreign(event: Event) -> bool:
+def _own_devices(recording: Recording | None, event: Event) -> set[str]:
+    """Where this rank's trained parameters lie; the current device of the process where nothing is trained."""
+    found = {str(d) for e in (recording.of("params") if recording is not None else []) for d in e["devices"] or []}
+    return found or {str(event["device"] or "cpu")}
+
+
+def _foreign(event: Event, own: set[str]) -> bool:
     if event["map_location"] is not None:
         return False
     if event["error"]:
         return REFUSED in str(event["error"])
-    device = str(event["device"] or "cpu")
-    return any(tag.startswith(("cuda:", "xpu:")) and tag != device for tag in _tags(event)) and device != "cpu"
+    return any(tag.startswith(("cuda:", "xpu:")) and tag not in own for tag in _tags(event)) and own != {"cpu"}
 
 
-def _count(event: Event) -> int:
+def _count(event: Event, own: set[str]) -> int:
     found: Any = event["locations"]
-    return sum(number(v) for k, v in found.items() if k not in ("cpu", str(event["device"]))) if isinstance(found, dict) else 0
+    return sum(number(v) for k, v in found.items() if k != "cpu" and k not in own) if isinstance(found, dict) else 0

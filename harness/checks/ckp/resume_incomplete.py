@@ -55,11 +55,24 @@ class ResumeIncomplete(Check):
             where = load.begin.where
             place = (where.file, where.line) if where else ("", 0)
             lost, kept = self._lost(run, recording, load)
-            if place not in told and lost:
+            if place not in told and not lost and _bare(run, recording, load):
+                told.add(place)
+                yield self._advice(load, recording)
+            elif place not in told and lost:
                 told.add(place)
                 yield self._finding(run, load, recording, lost, kept, sorted({o.rank for o in loads if o.begin.where == where}))
         if not applied:
             raise NotApplicable("no training continues from a checkpoint")
+
+    def _advice(self, load: files.Load, recording: Recording) -> Finding:
+        return self.finding(
+            f"training goes on from {files.name(load.path)}, which holds the model only: the optimizer starts over",
+            where=load.begin.where,
+            ranks=(load.rank,),
+            notes=[f"{files.steps_after(recording, load.begin)} steps follow, with a fresh optimizer of the same kind"],
+            help="save `optimizer.state_dict()` (and the scheduler's) beside the model, and restore it",
+            severity=Severity.ADVICE,
+        )
 
     def _lost(self, run: Run, recording: Recording, load: files.Load) -> tuple[list[str], list[str]]:
         """(parts of the checkpoint that nobody restored although this training needs them, parts that were restored beside the model)."""
@@ -131,6 +144,15 @@ def _given_back(run: Run, recording: Recording, load: files.Load, kind: str) -> 
 def _whole(recording: Recording, load: files.Load) -> bool:
     """The model took everything: no new head."""
     return any(not e["num_missing"] and not e["num_unexpected"] for e in _between(recording, load, "load_state") if not e["error"])
+
+
+def _bare(run: Run, recording: Recording, load: files.Load) -> bool:
+    """A file of this run's own without an optimizer, and an optimizer with momentum that begins anew."""
+    roles = set(load.groups.values())
+    if not _own_file(run, load) or not _whole(recording, load) or not roles <= {"tensor", "model", "number"}:
+        return False
+    keeps = any(str(e["kind"]) != "SGD" or any(g.get("momentum") for g in e["groups"] or ()) for e in recording.of("params"))
+    return keeps and _used(recording, load, "optimizer") and bool(recording.of("params")) and number(load.begin.step) > 0
 
 
 def _own_file(run: Run, load: files.Load) -> bool:

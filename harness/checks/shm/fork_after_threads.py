@@ -29,7 +29,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.order import number
 from harness.checks.shm import workers
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, where_of
 
 
 class ForkAfterThreads(Check):
@@ -51,7 +51,7 @@ class ForkAfterThreads(Check):
             team, worker = stuck[0]
             yield self.finding(
                 f"{len(stuck)} forked processes hang before their first step: their parent had used {worker.started['threads']} threads",
-                where=worker.where,
+                where=where_of(worker.started["threads_at"]) or worker.where,
                 ranks=(team.rank,),
                 notes=[f"{worker.started['os_threads']} threads ran in the parent at the fork; a child keeps one of them"],
                 help="call `torch.set_num_threads(1)` before anything is computed in the parent, or start the processes by spawn",

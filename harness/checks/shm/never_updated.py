@@ -50,7 +50,8 @@ class SharedModelNeverUpdated(Check):
             told.add(place)
             steps = sum(w.steps for w in one.workers)
             yield self.finding(
-                f"the shared `{one.model.kind}` never changes: {len(one.workers)} workers took {steps} steps on tensors of their own",
+                f"the shared `{one.model.kind}` never changes: "
+                f"{workers.counted(one.workers, 'worker', 'workers')} took {steps} steps on other tensors",
                 where=where,
                 ranks=(one.team.rank,),
                 notes=[f"its {one.model.num} parameters are bit-identical before and after", *_what(one)],

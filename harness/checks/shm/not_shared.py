@@ -29,7 +29,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.shm import workers
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 
@@ -43,20 +43,26 @@ class ShareMemoryForgotten(Check):
             raise NotApplicable("no process of the script's own trains")
         told: set[tuple[str, int]] = set()
         for one in workers.untouched(run):
-            where = one.workers[0].where
+            start = one.workers[0].where
+            where = one.model.made or start
             place = (where.file, where.line) if where else ("", 0)
             if one.model.shared or not one.used or place in told:
                 continue
             told.add(place)
             steps = sum(w.steps for w in one.workers)
             yield self.finding(
-                f"{len(one.workers)} processes trained copies of `{one.model.kind}`: its parameters are not in shared memory",
+                f"{workers.counted(one.workers, 'process', 'processes')} trained `{one.model.kind}` without sharing it: "
+                "its parameters are not in shared memory",
                 where=where,
                 ranks=(one.team.rank,),
                 notes=[
                     f"the parent's {one.model.num} tensors are bit-identical after {steps} steps of the workers",
-                    f"start method {one.workers[0].method}",
+                    _started(one.workers[0].method, start),
                 ],
                 help="call `model.share_memory()` before the processes are started",
                 evidence={"workers": len(one.workers), "steps": steps},
             )
+
+
+def _started(method: str, where: Where | None) -> str:
+    return f"start method {method}" + (f", line {where.line}: `{where.text}`" if where is not None else "")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from harness.checks.order import number
 from harness.model import Where
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, where_of
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Model:
     @property
     def kind(self) -> str:
         return str(self.data.get("module") or "?")
+
+    @property
+    def made(self) -> Where | None:
+        """The statement that made it."""
+        return where_of(self.data.get("made"))
 
     @property
     def num(self) -> int:
@@ -176,3 +181,7 @@ def untouched(run: Run) -> list[Untouched]:
                 continue
             found.append(Untouched(team, model, trained, bool(team.uses(id))))
     return found
+
+
+def counted(things: Sequence[object], one: str, many: str) -> str:
+    return f"{len(things)} {one if len(things) == 1 else many}"

@@ -5,6 +5,7 @@ before, shared_before, shared, requires_grad, grads, grads_shared}], threads, os
 counts before start(): spawn and forkserver share what they pass on the way.
 Event "process_join" (in the parent, once it is known that the child has ended, or at the parent's own end): key, child, exitcode, models
 [{id, changed}], left. Event "child_models" (in the child, at its second step): num, shared, grads_shared, state, state_shared, opt, kind.
+Each model also says where it was made (`made`, a site), and process_start which statement set the number of threads (`threads_at`).
 Event "module_copied" (in a child, once a line): site, module. Event "optimizer_made" (in a child, once a line): site, kind.
 Event "model_used" (in the parent, the first use of such a model after a join: "forward" | "parameters" | "state_dict"): site, id, how,
 changed. Event "models_left" (in the parent, at its end): models [{id, changed}]. Event "share_memory": kind, site, shm_free, shm_total.
@@ -13,6 +14,7 @@ changed. Event "models_left" (in the parent, at its end): models [{id, changed}]
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from typing import Any
 
@@ -43,6 +45,30 @@ def _digest(module: Any) -> int:
     return digests.wide(b"".join(digests.full(p).to_bytes(4, "little") for p in params))
 
 
+_made: dict[int, tuple[weakref.ref[Any], sites.Site]] = {}
+_threads_at: list[sites.Site] = []
+MAX_MADE = 2000  # modules whose birth is noted, 2 us each
+
+
+def _note_made(result: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    """The statement that makes a module, which stands outside of the constructors of the user's own classes."""
+    if len(_made) < MAX_MADE and S.group is None:
+        frame = sites.user_frame(sys._getframe(4))
+        while frame is not None and frame.f_code.co_name == "__init__":
+            frame = sites.user_frame(frame.f_back)
+        if frame is not None:
+            _made[id(module)] = (weakref.ref(module), (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+
+
+def _made_at(module: Any) -> dict[str, Any] | None:
+    found = _made.get(id(module))
+    return sites.as_json(found[1]) if found is not None and found[0]() is module else None
+
+
+def _note_threads(*args: Any, **kwargs: Any) -> None:
+    _threads_at[:] = [sites.here(4)]
+
+
 def _modules(process: Any) -> list[Any]:
     """nn.Modules in reach of a Process: its arguments, its own attributes, what its target closes over or names."""
     import torch
@@ -66,7 +92,8 @@ def _told(module: Any) -> dict[str, Any]:
     params = list(module.parameters())
     cpu = [p for p in params if p.device.type == "cpu"]
     return {
-        "module": type(module).__name__, "id": id(module), "num": len(params), "shapes": sorted([list(p.shape) for p in params])[:400],
+        "module": type(module).__name__, "made": _made_at(module), "id": id(module), "num": len(params),
+        "shapes": sorted([list(p.shape) for p in params])[:400],
         "requires_grad": sum(p.requires_grad for p in params), "shared": sum(p.is_shared() for p in cpu),
         "grads": sum(p.grad is not None for p in cpu), "grads_shared": sum(p.grad is not None and p.grad.is_shared() for p in cpu),
     }  # fmt: skip
@@ -118,7 +145,8 @@ def _after_start(process: Any, name: str, modules: list[Any], before: list[int],
     models = [_told(m) | {"shared_before": b} for m, b in zip(modules, before, strict=True)]
     S.recorder.event(
         "process_start", site, key=id(process), child=process.pid, method=_method(process), target=name, models=models,
-        threads=torch.get_num_threads(), os_threads=_os_threads(), **_shm(),
+        threads=torch.get_num_threads(), threads_at=sites.as_json(_threads_at[0]) if _threads_at else None,
+        os_threads=_os_threads(), **_shm(),
     )  # fmt: skip
 
 
@@ -303,6 +331,8 @@ def arm() -> None:
     on_import("multiprocessing.process", _processes)
     wrap(torch.nn.Module, "share_memory", _share)
     wrap(torch.Tensor, "share_memory_", _share)
+    after(torch.nn.Module, "__init__", _note_made)
+    after(torch, "set_num_threads", _note_threads)
     after(torch.nn.Module, "__setstate__", lambda result, self, *a, **k: _in_child("module_copied", module=type(self).__name__))
     after(torch.optim.Optimizer, "__init__", lambda result, self, *a, **k: _in_child("optimizer_made", kind=type(self).__name__))
     wrap(torch.nn.Module, "named_parameters", _reading("parameters"))

@@ -359,6 +359,8 @@ def test_map_location() -> None:
     assert findings(MapLocationMissing, two(load(locations={"cpu": 4}, device="cpu"), load(locations={"cuda:1": 4}, device="cuda:1"))) == []
     given = load(locations={"cuda:0": 4}, device="cuda:1", map_location="cpu")
     assert findings(MapLocationMissing, two(given, given)) == []
+    trains = event("params", opt=0, names=["a"], devices=["cuda:1"])  # nobody called set_device: the current device is 0 on every rank
+    assert len(findings(MapLocationMissing, two([], [*load(locations={"cuda:0": 4}, device="cuda:0"), trains]))) == 1
     refused = load(error="Attempting to deserialize object on a CUDA device but ...", error_type="RuntimeError", device="cpu", locations={})
     assert [f.ranks for f in findings(MapLocationMissing, two(refused, refused))] == [(0, 1)]
 

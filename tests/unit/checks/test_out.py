@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import struct
+from pathlib import Path
+
 import pytest
 from builder import event, findings, recording, row, run
 
@@ -12,6 +16,7 @@ from harness.checks.out.same_file import EveryRankWritesSameFile
 from harness.checks.out.torn_events import EventFileHalfWritten
 from harness.checks.out.two_writers import TwoWritersOneLogDir
 from harness.model import OutcomeKind, Severity
+from harness.probe import eventfiles
 from harness.record import Event, Run
 
 CHECKS = (EveryRankPrints, PrintsLocalLoss, EveryRankWritesSameFile, EventFileHalfWritten, TwoWritersOneLogDir)
@@ -176,3 +181,24 @@ def test_torn_event_file() -> None:
     assert [(f.code, f.severity) for f in found] == [("OUT106", Severity.WARNING)]
     assert "40" in found[0].notes[0]
     assert findings(EventFileHalfWritten, two([opens(path=path, mode="w")], [])) == []
+
+
+def event_file(path: Path, *lengths: int, cut: int = 0) -> str:
+    """Records of these lengths, without the last `cut` bytes."""
+    blob = b"".join(struct.pack("<QI", n, 0) + b"x" * n + struct.pack("<I", 0) for n in lengths)
+    path.write_bytes(blob[: len(blob) - cut])
+    return str(path)
+
+
+def test_where_an_event_file_is_torn(tmp_path: Path) -> None:
+    assert eventfiles.torn_at(event_file(tmp_path / "whole", 3, 40)) == -1
+    assert eventfiles.torn_at(event_file(tmp_path / "empty")) == -1
+    assert eventfiles.torn_at(event_file(tmp_path / "data", 3, 40, cut=10)) == 19
+    assert eventfiles.torn_at(event_file(tmp_path / "head", 3, 40, cut=50)) == 19
+
+
+def test_whether_the_writer_lives() -> None:
+    host = os.uname().nodename
+    assert eventfiles.writer_lives(f"/w/events.out.tfevents.1.{host}.{os.getpid()}.0")
+    assert not eventfiles.writer_lives(f"/w/events.out.tfevents.1.elsewhere.{os.getpid()}.0")
+    assert not eventfiles.writer_lives("/w/events.out.tfevents.1.v2")

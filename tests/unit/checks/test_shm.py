@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from harness.checks.shm.never_updated import SharedModelNeverUpdated
 from harness.checks.shm.not_shared import ShareMemoryForgotten
 from harness.checks.shm.state_not_shared import OptimizerStateNotShared
 from harness.model import OutcomeKind, Severity
+from harness.probe import closures
 from harness.record import Event, Run
 
 SHAPES = [[3], [3, 4]]
@@ -159,3 +161,38 @@ def test_exhausted() -> None:
     assert [f.code for f in findings(SharedMemoryExhausted, full)] == ["SHM106"]
     assert findings(SharedMemoryExhausted, team(exitcode=-7)) == []  # room was left: another bus error
     assert findings(SharedMemoryExhausted, team()) == []
+
+
+class Leaf:
+    """Stands for a module."""
+
+
+class Holder:
+    def __init__(self, leaf: Leaf) -> None:
+        self.parts = {"inner": [leaf]}
+        self.back = self
+
+    def work(self) -> Leaf:
+        return self.parts["inner"][0]
+
+
+GLOBAL_LEAF = Leaf()
+
+
+def uses_a_global() -> Leaf:
+    return GLOBAL_LEAF
+
+
+def test_what_a_function_reaches() -> None:
+    leaf = Leaf()
+
+    def closes_over() -> Leaf:
+        return leaf
+
+    assert leaf in closures.reach([(1, Holder(leaf))], Leaf)
+    assert leaf in closures.reach([closes_over], Leaf)
+    assert leaf in closures.reach([functools.partial(print, leaf)], Leaf)
+    assert leaf in closures.reach([Holder(leaf).work], Leaf)
+    assert GLOBAL_LEAF in closures.reach([uses_a_global], Leaf)
+    assert leaf not in closures.reach([uses_a_global], Leaf)
+    assert len(list(closures.reach([list(map(str, range(9))), [[i] for i in range(9_000)]], Leaf))) <= closures.MAX_VISITED + 1
