@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
-from harness.checks.dat.not_sharded import cut_afterwards, held_apart, prefix
+from harness.checks.dat.not_sharded import cut_afterwards, held_apart
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -39,7 +39,7 @@ class BatchSamplerNotSharded(Check):
         groups = [g for g in groups if all(len(p.indices) > 3 for p in g)]
         if not groups:
             raise NotApplicable("no training pass over a batch sampler of the script's own on all ranks")
-        same = [g for g in groups if len({prefix(g, p) for p in g}) == 1]
+        same = [g for g in groups if passes.same_order(g)]
         if len(same) < len(groups) or cut_afterwards(run, same[0]) or held_apart(same):
             return
         first = same[0]

@@ -41,7 +41,7 @@ class ShardsDoNotCover(Check):
         together.required(run)
         groups = [
             g
-            for g in passes.aligned(run, passes.training(run))
+            for g in passes.aligned(run, passes.training(run))[:64]
             if all(p.exhausted and p.distributed is None and not p.opened["replacement"] for p in g)
         ]
         if not groups:

@@ -40,7 +40,7 @@ class EpochNotSet(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
-        shuffling = [p for p in passes.training(run) if _shuffles(p)]
+        shuffling = [p for p in passes.few(passes.training(run)) if _shuffles(p)]
         if not shuffling:
             raise NotApplicable("no training pass over a shuffling sampler")
         groups = [g for g in passes.by_key([p for p in shuffling if len(p.indices) >= MIN_SAMPLES]) if len(g) > 1]

@@ -48,7 +48,7 @@ class IterableNotSharded(Check):
         streams = [p for p in passes.training(run) if p.iterable]
         if not streams:
             raise NotApplicable("no training pass over an IterableDataset")
-        told = [p for p in streams if len(_identity(p)) >= MIN_SAMPLES]
+        told = [p for p in passes.few(streams) if len(_identity(p)) >= MIN_SAMPLES]
         if not told:
             raise Inconclusive("the stream's samples could not be told apart")
         groups = passes.aligned(run, told)

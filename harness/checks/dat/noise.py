@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 
-from harness.checks.dat.passes import number
+from harness.checks.dat.passes import MAX_COMPARED, number
 from harness.model import Where
 from harness.record import Event, Run
 
@@ -40,12 +39,12 @@ class Source:
 def sources(run: Run) -> list[Source]:
     """Statements that drew with gradients on, at the same steps on all ranks that reported."""
     tables: list[dict[Site, dict[int, Event]]] = []
-    for recording in run.present:
+    for recording in run.present[:MAX_COMPARED]:
         table: dict[Site, dict[int, Event]] = {}
         for event in recording.of("draw"):
             at = event.where
             if at is not None and event["grad"]:
-                site = (PurePath(at.file).name, at.line, str(event["fn"]), bool(event["data"]))
+                site = (at.file.rpartition("/")[-1], at.line, str(event["fn"]), bool(event["data"]))
                 table.setdefault(site, {}).setdefault(number(event["at"]), event)
         tables.append(table)
     found = []

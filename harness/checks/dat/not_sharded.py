@@ -50,7 +50,10 @@ class NotSharded(Check):
             return
         by_key: dict[object, list[list[Pass]]] = {}
         for group in passes.aligned(run, trained):
-            if all(p.distributed is None and len(p.indices) > 1 and not p.iterable and not p.opened["custom_batch_sampler"] for p in group):
+            if all(
+                p.distributed is None and p.num_samples > 1 and p.order and not p.iterable and not p.opened["custom_batch_sampler"]
+                for p in group
+            ):
                 by_key.setdefault(group[0].key, []).append(group)
         unseen = False
         for groups in by_key.values():
@@ -66,8 +69,8 @@ class NotSharded(Check):
     def _equal(self, run: Run, groups: list[list[Pass]]) -> tuple[Finding | None, bool]:
         """(finding, whether it stays open): one loader whose indices are equal on all ranks in all passes."""
         first = groups[0]
-        same = [g for g in groups if len({prefix(g, p) for p in g}) == 1]
-        if len(same) < len(groups) or not any(len(p.indices) > 3 for p in first) or cut_afterwards(run, first) or held_apart(groups):
+        same = [g for g in groups[:16] if passes.same_order(g)]
+        if len(same) < len(groups[:16]) or not any(len(p.indices) > 3 for p in first) or cut_afterwards(run, first) or held_apart(groups):
             return None, False
         if not all(p.distinct for p in first) and not _losses_equal(run):
             return None, True
@@ -75,7 +78,7 @@ class NotSharded(Check):
             f"all ranks draw the same samples in the same order: {_count(first)} of {_count(first)} indices are equal",
             where=first[0].made,
             ranks=run.rank_ids,
-            notes=[f"{len(same)} of {len(groups)} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
+            notes=[f"{len(same)} of {len(groups[:16])} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
             help=HELP,
         )
         return found, False
@@ -83,7 +86,7 @@ class NotSharded(Check):
     def _whole(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
         """One loader that every rank runs through, in another order."""
         first = groups[0]
-        if not all(_whole_everywhere(g) for g in groups) or cut_afterwards(run, first):
+        if not all(_whole_everywhere(g[: passes.MAX_COMPARED]) for g in groups[:4]) or cut_afterwards(run, first):
             return None
         return self.finding(
             f"every rank passes over all {first[0].dataset_len} samples in each epoch, in an order of its own",
@@ -123,10 +126,6 @@ class NotSharded(Check):
             help="let each rank take its own part: rows `rank::world_size`, or a generator seeded with seed + rank",
             severity=Severity.ADVICE if constant else self.severity,
         )
-
-
-def prefix(group: list[Pass], one: Pass) -> tuple[int, ...]:
-    return one.indices[: min(len(p.indices) for p in group)]
 
 
 def _count(group: list[Pass]) -> int:

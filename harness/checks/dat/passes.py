@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import PurePath
 from typing import Any
 
 from harness.checks.base import NotApplicable
@@ -186,11 +185,11 @@ class Pass:
             return bool(self.distributed.get("shuffle"))
         return self.opened["sampler"] in RANDOM_SAMPLERS
 
-    @property
+    @cached_property
     def key(self) -> tuple[str, int, int]:
         """Which statement iterates which loader: the same on all ranks, however often loaders are made anew."""
         at, made = self.where, where_of(self.opened["made"])
-        return (PurePath(at.file).name if at else "", at.line if at else 0, made.line if made else 0)
+        return (at.file.rpartition("/")[-1] if at else "", at.line if at else 0, made.line if made else 0)
 
 
 def of_recording(rank: int, recording: Recording) -> list[Pass]:
@@ -219,8 +218,27 @@ def all_passes(run: Run) -> list[Pass]:
 
 
 def training(run: Run) -> list[Pass]:
-    """Closed passes in which a backward ran."""
-    return [p for p in all_passes(run) if p.closed is not None and p.trains]
+    """Closed passes in which a backward ran. Read once a judgement."""
+    found = run.__dict__.get("_training_passes")
+    if not isinstance(found, list):
+        found = run.__dict__["_training_passes"] = [p for p in all_passes(run) if p.closed is not None and p.trains]
+    return found
+
+
+def few(passes: Sequence[Pass]) -> list[Pass]:
+    """Those of the first ranks: enough to name a cause that all ranks share."""
+    return [p for p in passes if p.rank < MAX_COMPARED]
+
+
+def same_order(group: Sequence[Pass]) -> bool:
+    """All ranks drew the same indices in the same order, as far as the shorter one of each two goes; ends at the first difference."""
+    first = group[0]
+    for other in group[1:]:
+        if first.order != other.order or not first.order:
+            num = min(len(first.indices), len(other.indices))
+            if first.indices[:num] != other.indices[:num]:
+                return False
+    return True
 
 
 def evaluating(run: Run) -> list[Pass]:

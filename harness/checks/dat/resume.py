@@ -33,6 +33,7 @@ from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run
 
 MIN_SAMPLES = 8
+MAX_RANKS = 2  # all ranks resume alike
 
 
 class ShuffleRestarts(Check):
@@ -41,7 +42,7 @@ class ShuffleRestarts(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
-        histories = [_history(run, rank) for rank in range(run.world_size)]
+        histories = [_history(run, rank) for rank in range(min(run.world_size, MAX_RANKS))]
         shuffled = [h for h in histories if any(p.shuffles for _, p in h)]
         if not shuffled:
             raise NotApplicable("no training pass over a shuffling sampler")
@@ -71,16 +72,16 @@ def _generations(run: Run) -> list[Recording]:
     return sorted(run.processes, key=lambda r: r.events[0].t_ns if r.events else 0)
 
 
-def _rank_of(run: Run, recording: Recording) -> int:
+def _rank_of(recording: Recording) -> int:
     joined = [e for e in recording.of("pg") if e["done"]]
-    return passes.number(joined[-1]["rank"], -1) if joined else (recording.rank if recording in run.present else -1)
+    return passes.number(joined[-1]["rank"], -1) if joined else recording.rank
 
 
 def _history(run: Run, rank: int) -> list[tuple[Recording, Pass]]:
     return [
         (r, p)
         for r in _generations(run)
-        if _rank_of(run, r) == rank
+        if _rank_of(r) == rank
         for p in passes.of_recording(rank, r)
         if p.closed is not None and p.trains and len(p.indices) >= MIN_SAMPLES
     ]

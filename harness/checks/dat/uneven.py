@@ -28,6 +28,8 @@ from harness.checks.dat import parting, passes
 from harness.model import Finding, Severity
 from harness.record import Run
 
+SHORTLY_NS = 60_000_000_000
+
 
 class UnevenInputs(Check):
     code = "DAT111"
@@ -66,7 +68,12 @@ def _ran_out(found: parting.Parting) -> bool:
 
 
 def _joined(run: Run) -> bool:
-    """A Join context that was entered after the last step it could not have covered would not help; one at all is taken as provision."""
-    last = [max((e.t_ns for e in r.of("join")), default=0) for r in run.present]
-    opened = [max((p.opened.t_ns for p in passes.all_passes(run) if p.rank == r.rank and p.trains), default=0) for r in run.present]
-    return all(last) and all(j >= o - 60_000_000_000 for j, o in zip(last, opened, strict=True))
+    """A Join context around the last training pass (or entered shortly before it) provides for uneven inputs."""
+    opened: dict[int, int] = {}
+    for one in passes.all_passes(run):
+        if one.trains:
+            opened[one.rank] = one.opened.t_ns
+    return all(
+        recording is not None and any(e.t_ns >= opened.get(rank, 0) - SHORTLY_NS for e in recording.of("join"))
+        for rank, recording in enumerate(run.ranks)
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from harness.checks.dat import passes
@@ -33,7 +32,7 @@ class Evaluation:
     def key(self) -> tuple[Any, ...]:
         if self.one is not None:
             return self.one.key
-        return (PurePath(self.where.file).name, self.where.line, 0) if self.where else ("", 0, 0)
+        return (self.where.file.rpartition("/")[-1], self.where.line, 0) if self.where else ("", 0, 0)
 
 
 def of_rank(run: Run, rank: int, recording: Recording) -> list[Evaluation]:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.dat import together
+from harness.checks.dat import passes, together
 from harness.checks.evl import evaluations, losses, reports
 from harness.checks.evl.evaluations import Evaluation
 from harness.checks.evl.losses import Epoch
@@ -51,8 +51,8 @@ class MetricFromOneShard(Check):
         epochs = losses.epochs(run)
         if not shares and not epochs:
             raise NotApplicable("no evaluation in which each rank measures a share of its own")
-        for group in shares:
-            found = next((f for e in group if (f := self._reported(run, e, group, epochs)) is not None), None)
+        for group in shares[:64]:
+            found = next((f for e in group[: passes.MAX_COMPARED] if (f := self._reported(run, e, group, epochs)) is not None), None)
             if found is not None:
                 yield found
                 return
@@ -79,8 +79,8 @@ class MetricFromOneShard(Check):
 
     def _stored(self, run: Run, epochs: list[Epoch]) -> Iterable[Finding]:
         """A rank's own mean training loss, in a line whose numbers also go into a table."""
-        for epoch in epochs:
-            for rank, mean in enumerate(epoch.means):
+        for epoch in epochs[:64]:
+            for rank, mean in enumerate(epoch.means[: passes.MAX_COMPARED]):
                 one = epoch.group[rank]
                 if one.closed is None or max(epoch.means) - min(epoch.means) == 0 or epoch.num_steps[rank] < 2:
                     continue
@@ -113,8 +113,7 @@ def _speaks_for_all(run: Run, report: Report) -> bool:
     """Only one rank reports it, it does not say whose it is, and it is a metric."""
     if report.tagged or not (report.kind == "scalar" or reports.METRIC.search(report.text)):
         return False
-    here = (report.where.file, report.where.line) if report.where else ("", 0)
-    return sum(here in reports.sites_of(own) for own in reports.all_reports(run)) == 1
+    return reports.num_ranks_at(run, report.where) == 1
 
 
 def _is_training_loss(value: reports.Value, one: Evaluation, epochs: list[Epoch]) -> bool:

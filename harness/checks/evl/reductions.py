@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from harness.checks.dat.passes import number
@@ -42,7 +41,7 @@ def aligned(run: Run) -> list[Reduction]:
         counts: dict[tuple[str, int], int] = {}
         for event in recording.of("reduced") if recording is not None else []:
             at = event.where
-            key = (PurePath(at.file).name, at.line) if at else ("", 0)
+            key = (at.file.rpartition("/")[-1], at.line) if at else ("", 0)
             nth = counts[key] = counts.get(key, -1) + 1
             tables.setdefault((*key, nth), {})[rank] = event
     found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.checks.dat.passes import number
@@ -91,5 +90,13 @@ def all_reports(run: Run) -> list[list[Report]]:
     return found
 
 
-def sites_of(reports: Iterable[Report]) -> set[tuple[str, int]]:
-    return {(r.where.file, r.where.line) for r in reports if r.where is not None}
+def num_ranks_at(run: Run, where: Where | None) -> int:
+    """How many ranks report from this statement."""
+    table = run.__dict__.get("_report_sites")
+    if not isinstance(table, dict):
+        table = run.__dict__["_report_sites"] = {}
+        for rank, own in enumerate(all_reports(run)):
+            for report in own:
+                if report.where is not None:
+                    table.setdefault((report.where.file, report.where.line), set()).add(rank)
+    return len(table.get((where.file, where.line), ())) if where is not None else 0
