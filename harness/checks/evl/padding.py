@@ -25,8 +25,9 @@ from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.record import Event, Recording, Run
 
+NEAR_NS = 50_000_000  # the two events of one call
 SUMS = ("all_reduce", "reduce", "all_reduce_coalesced")
 GATHERS = ("all_gather", "all_gather_into_tensor", "gather", "all_gather_object", "gather_object", "all_gather_coalesced")
 
@@ -80,16 +81,21 @@ def _use(run: Run, one: Pass) -> str:
         return ""
     inside = [e for e in recording.of("coll") if one.opened.t_ns < e.t_ns <= one.closed.t_ns]
     after = [e for e in recording.of("coll") if e.t_ns > one.closed.t_ns and e.step == one.closed.step]
-    gathered = any(e["op"] in GATHERS and _per_sample(e, one, inside=True) for e in inside)
+    gathered = any(e["op"] in GATHERS and _per_sample(recording, e, one, inside=True) for e in inside)
     for event in [*inside, *after]:
         if event["op"] in SUMS and 0 < passes.number(event["numel"]) <= 4096:
             return "gathered" if gathered else "counted"
         if event["op"] in GATHERS and event in after:
-            return "gathered" if _per_sample(event, one, inside=False) else "counted"
+            return "gathered" if _per_sample(recording, event, one, inside=False) else "counted"
     return "gathered" if gathered else ""
 
 
-def _per_sample(event: Event, one: Pass, *, inside: bool) -> bool:
-    """As many values as samples; objects may hold anything."""
-    numel = passes.number(event["numel"], -1)
-    return numel < 0 or numel >= (min(one.num_samples, passes.number(one.opened["batch_size"], 1)) if inside else one.num_samples)
+def _per_sample(recording: Recording, event: Event, one: Pass, *, inside: bool) -> bool:
+    """As many values as samples; of an object, as far as its numbers were counted."""
+    num = passes.number(event["numel"], -1)
+    if num < 0:
+        told = [
+            e for e in recording.of("gathered") if e["op"] == event["op"] and e.where == event.where and abs(e.t_ns - event.t_ns) < NEAR_NS
+        ]
+        num = passes.number(told[0]["leaves"], -1) if told else -1
+    return num < 0 or num >= (min(one.num_samples, passes.number(one.opened["batch_size"], 1)) if inside else one.num_samples)

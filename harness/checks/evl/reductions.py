@@ -26,7 +26,7 @@ class Reduction:
 
     @property
     def kind(self) -> str:
-        return str(self.events[0]["reduce"])
+        return "gather" if self.events[0].kind == "gathered" else str(self.events[0]["reduce"])
 
     def at_t(self, rank: int) -> int:
         return number(self.events[rank]["at_t"])
@@ -36,23 +36,26 @@ class Reduction:
 
 
 def aligned(run: Run) -> list[Reduction]:
+    """Reductions, and gathers of a few numbers, whose sum over the ranks stands for the result."""
     tables: dict[tuple[Any, ...], dict[int, Event]] = {}
     for rank, recording in enumerate(run.ranks):
-        counts: dict[tuple[str, int], int] = {}
-        for event in recording.of("reduced") if recording is not None else []:
+        counts: dict[tuple[str, int, str], int] = {}
+        for event in [*recording.of("reduced"), *recording.of("gathered")] if recording is not None else []:
             at = event.where
-            key = (at.file.rpartition("/")[-1], at.line) if at else ("", 0)
+            key = (at.file.rpartition("/")[-1], at.line, event.kind) if at else ("", 0, event.kind)
             nth = counts[key] = counts.get(key, -1) + 1
             tables.setdefault((*key, nth), {})[rank] = event
-    found = []
-    for table in tables.values():
-        if len(table) == run.world_size > 1:
-            events = [table[r] for r in sorted(table)]
-            before = tuple(_values(e["before"]) for e in events)
-            after = _values(events[0]["after"])
-            if after and len({len(b) for b in before} | {len(after)}) == 1:
-                found.append(Reduction(events, before, after))
-    return sorted(found, key=lambda r: r.at_t(0))
+    found = [_together([table[r] for r in sorted(table)]) for table in tables.values() if len(table) == run.world_size > 1]
+    return sorted((r for r in found if r is not None), key=lambda r: r.at_t(0))
+
+
+def _together(events: list[Event]) -> Reduction | None:
+    gathered = events[0].kind == "gathered"
+    before = tuple(_values(e["values" if gathered else "before"]) for e in events)
+    if not before[0] or len({len(b) for b in before}) != 1:
+        return None
+    after = tuple(sum(b[i] for b in before) for i in range(len(before[0]))) if gathered else _values(events[0]["after"])
+    return Reduction(events, before, after) if len(after) == len(before[0]) else None
 
 
 def _values(listed: Any) -> tuple[float, ...]:

@@ -44,7 +44,7 @@ class MetricSumNotDivided(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
         told = [r for own in reports.all_reports(run)[:8] for r in own[:200] if reports.METRIC.search(r.text) and not SUMMED.search(r.text)]
-        sums = [r for r in reductions.aligned(run) if r.kind == "sum"]
+        sums = [r for r in reductions.aligned(run) if r.kind in ("sum", "gather")]
         epochs = losses.epochs(run)
         if not told or not (sums or epochs):
             raise NotApplicable("no metric is reduced and reported")

@@ -41,7 +41,7 @@ class MeanOfUnequalMeans(Check):
         unequal = [g for g in evaluations.aligned(run) if len({e.num_samples for e in g}) > 1 and evaluations.sharded(g)]
         if not unequal:
             raise NotApplicable("no evaluation over shares of unequal size")
-        reduced = [r for r in reductions.aligned(run) if r.kind in ("sum", "avg")]
+        reduced = [r for r in reductions.aligned(run) if r.kind in ("sum", "avg", "gather")]
         for group in unequal:
             after = [r for r in reduced if _follows(r, group, run)]
             if not after or any(_counts(r, group) for r in after):

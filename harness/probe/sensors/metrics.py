@@ -3,6 +3,8 @@
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
 "avg" | "max" | ...), before, after (values), rows (samples of the last batch), at_t, at_y, at (time, synchronisations and step of the
 call: device tensors are read later, 16 at a time, so that no step waits for the device).
+Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
+numbers), at_t, at.
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
 """
 
@@ -19,6 +21,13 @@ from ..state import S
 from . import backward
 
 OPS = ("all_reduce", "reduce")
+GATHERS = {
+    "all_gather": 1,
+    "all_gather_into_tensor": 1,
+    "gather": 0,
+    "all_gather_object": 1,
+    "gather_object": 0,
+}  # position of what a rank gives
 MAX_NUMEL, MAX_A_SITE, MAX_IN_ALL = 8, 48, 600
 _counts: dict[sites.Site, int] = {}
 _total = [0]
@@ -118,6 +127,51 @@ def _make(op: str) -> Any:
     return make
 
 
+def _make_gather(op: str, position: int) -> Any:
+    names = ("obj", "object", "input_tensor", "tensor")
+
+    def make(original: Any) -> Any:
+        def gathering(*args: Any, **kwargs: Any) -> Any:
+            if not S.busy and not S.in_collective and not S.recorder.disabled:
+                given = args[position] if len(args) > position else next((kwargs[n] for n in names if n in kwargs), None)
+                _note_gathered(op, given, sites.here(2))
+            return original(*args, **kwargs)
+
+        return gathering
+
+    return make
+
+
+@quiet
+def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
+    if _counts.get(site, 0) >= MAX_A_SITE or _total[0] >= MAX_IN_ALL:
+        return
+    _counts[site] = _counts.get(site, 0) + 1
+    _total[0] += 1
+    values: list[float] = []
+    leaves = _leaves(given, values)
+    S.recorder.event(
+        "gathered", site, op=op, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves, at_t=time.time_ns(), at=S.steps
+    )
+
+
+def _leaves(given: Any, values: list[float], depth: int = 0) -> int:
+    """How many numbers an object holds (bounded); those of small CPU tensors and plain ones are collected."""
+    if isinstance(given, (int, float)):
+        values.append(float(given))
+        return 1
+    if hasattr(given, "numel"):
+        if given.device.type == "cpu" and given.numel() <= MAX_NUMEL and digests.plain(given):
+            values.extend(float(v) for v in given.detach().flatten().tolist())
+        return int(given.numel())
+    if hasattr(given, "size") and hasattr(given, "dtype"):
+        return int(given.size)
+    if isinstance(given, (list, tuple, set, dict)) and depth < 4:
+        inner = list(given.values() if isinstance(given, dict) else given)
+        return sum(_leaves(v, values, depth + 1) for v in inner[:2000])
+    return 1
+
+
 def _note_scalar(result: Any, writer: Any, tag: Any = None, value: Any = None, *args: Any, **kwargs: Any) -> None:
     value = kwargs.get("scalar_value", value)
     if getattr(getattr(value, "device", None), "type", "cpu") == "cpu" and hasattr(value, "__float__"):
@@ -138,5 +192,8 @@ def arm() -> None:
 
     for op in OPS:
         if wrap(c10d, op, _make(op)):
+            setattr(dist, op, getattr(c10d, op))
+    for op, position in GATHERS.items():
+        if wrap(c10d, op, _make_gather(op, position)):
             setattr(dist, op, getattr(c10d, op))
     at_close.append(quiet(flush))

@@ -30,8 +30,8 @@ from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    BatchSamplerNotSharded, EpochNotSet, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SeedDiffers, ShardsDoNotCover,
-    ShuffleRestarts, SplitDiffers, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
+    BatchSamplerNotSharded, EpochNotSet, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SeedDiffers,
+    ShardsDoNotCover, ShuffleRestarts, SplitDiffers, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
 ]  # fmt: skip
 
 
@@ -320,8 +320,11 @@ def test_workers_keep_epoch() -> None:
     fields = {"persistent": True, "num_workers": 2}
 
     def run(second: int) -> Run:
-        own = [[*stream(r, list(range(16)), epochs={"epoch": 0}, **fields), *one_pass(1, [], rows=[second + i for i in range(16)], iterable=True, dataset="Stream",
-               dataset_len=-1, planned=None, epochs={"epoch": 1}, **plain(**fields))] for r in range(2)]  # fmt: skip
+        again = {"rows": [second + i for i in range(16)], "iterable": True, "dataset": "Stream", "dataset_len": -1, "planned": None}
+        own = [
+            [*stream(r, list(range(16)), epochs={"epoch": 0}, **fields), *one_pass(1, [], epochs={"epoch": 1}, **again, **plain(**fields))]
+            for r in range(2)
+        ]
         return two(*own)
 
     found = said(WorkersKeepEpoch, run(0))

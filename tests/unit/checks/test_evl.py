@@ -22,7 +22,8 @@ from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    EvalOnAllRanks, EvalPaddingDuplicates, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision, StaysInEval,
+    EvalOnAllRanks, EvalPaddingDuplicates, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
+    StaysInEval,
 ]  # fmt: skip
 
 
@@ -344,3 +345,34 @@ def test_values_of_a_line() -> None:
     line = Report(0, None, 0, 0, 0, "epoch 3 lr 0.0100 loss 1.2345 acc 87.50% took 2.31 s, 1.5e-3", "print")
     assert [(v.value, v.digits) for v in line.values()] == [(1.2345, 5), (87.5, 4), (0.0015, 2)]
     assert Value(0.45, 0.01).is_near(0.4549) and not Value(0.45, 0.01).is_near(0.456)
+
+
+def gathered(values: list[float], *, s: int, leaves: int | None = None) -> Event:
+    one = event(
+        "gathered", line=55, s=s, y=6, op="all_gather_object", values=values, leaves=len(values) if leaves is None else leaves, at=s
+    )
+    one.data["at_t"] = one.t_ns  # type: ignore[index]
+    return one
+
+
+def test_means_gathered_as_objects() -> None:
+    def run(text: str, sizes: tuple[int, int]) -> Run:
+        own = []
+        for rank, mean in enumerate((0.42, 0.50)):
+            events = trained(0, 2) + measured(1, 2, rank=rank, num_samples=sizes[rank])
+            own.append([*events, gathered([mean], s=2), *([says(text, s=2, y=6)] if rank == 0 else [])])
+        return two(*own)
+
+    said(MeanOfUnequalMeans, run("accuracy 0.4600", (12, 8)))
+    silent(MeanOfUnequalMeans, run("accuracy 0.4600", (10, 10)))
+    said(MetricSumNotDivided, run("accuracy 0.9200", (10, 10)))
+
+
+@pytest.mark.parametrize(("leaves", "counted"), [(2, True), (10, False)])
+def test_padding_in_gathered_objects(leaves: int, counted: bool) -> None:
+    own = []
+    for rank in range(2):
+        events = trained(0, 2) + measured(1, 2, rank=rank, opened=sampler(rank, size=19))
+        own.append([*events, gathered([], s=2, leaves=leaves), event("coll", line=55, s=2, y=5, op="all_gather_object", numel=-1)])
+    found = builder.findings(EvalPaddingDuplicates, two(*own))
+    assert bool(found) is counted
