@@ -18,13 +18,13 @@ Right
         sampler.set_epoch(epoch)
 
 Known limits
-    Sees resumes within one run. A second training from fresh weights, or one that goes back to an earlier checkpoint on purpose, is
-    healthy.
+    Of a resume from another run's checkpoint only a stored epoch above 0 against a sampler at epoch 0 is seen. A second training from
+    fresh weights, or one that goes back to an earlier checkpoint on purpose, is healthy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
@@ -33,6 +33,17 @@ from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run
 
 MIN_SAMPLES = 8
+EPOCH_KEYS = (
+    "epoch",
+    "epochs",
+    "last_epoch",
+    "start_epoch",
+    "next_epoch",
+    "epochs_done",
+    "done_epochs",
+    "completed_epochs",
+    "num_epochs_done",
+)
 MAX_RANKS = 2  # all ranks resume alike
 
 
@@ -52,6 +63,20 @@ class ShuffleRestarts(Check):
             if found is not None:
                 yield self._found(run, *found)
                 return
+        for history in shuffled:
+            restarted = _restarted(history)
+            if restarted is not None:
+                yield self._restarted_at(run, *restarted)
+                return
+
+    def _restarted_at(self, run: Run, one: Pass, key: str, value: int) -> Finding:
+        return self.finding(
+            f"the checkpoint says {key} {value}, yet the sampler starts with epoch 0 again: the shuffles of the first epochs are repeated",
+            where=_set_at(run, one) or one.where,
+            ranks=run.rank_ids,
+            notes=["model and optimizer state were loaded before this pass"],
+            help="go on from the stored epoch: `for epoch in range(start, epochs): sampler.set_epoch(epoch)`",
+        )
 
     def _found(self, run: Run, again: Pass, earlier: Pass, how: str) -> Finding:
         epochs = [(p.distributed or {}).get("epoch") for p in (again, earlier)]
@@ -103,6 +128,18 @@ def _replayed(history: list[tuple[Recording, Pass]]) -> tuple[Pass, Pass, str] |
                     earlier,
                     "the shuffles restart with the first epoch's" if _is_first(history, earlier) else "an epoch is repeated",
                 )
+    return None
+
+
+def _restarted(history: list[tuple[Recording, Pass]]) -> tuple[Pass, str, int] | None:
+    """The first training pass of a process that resumed from a checkpoint of an earlier run, drawn with epoch 0 although that is behind."""
+    recording, one = history[0]
+    loads = [e for e in recording.of("load") if e["done"] and e.t_ns < one.opened.t_ns and isinstance(e["numbers"], Mapping)]
+    if not loads or _loaded_before(recording, one) is None or one.distributed is None or one.distributed.get("epoch") != 0:
+        return None
+    for key, value in loads[-1]["numbers"].items():
+        if str(key).lower() in EPOCH_KEYS and isinstance(value, int) and value > 0:
+            return one, str(key), value
     return None
 
 

@@ -500,3 +500,14 @@ def test_epoch_set_on_one_rank_only_is_another_cause() -> None:
     )
     silent(EpochNotSet, run)
     assert "epoch differs" in said(SeedDiffers, run).message
+
+
+def test_resume_from_another_runs_checkpoint() -> None:
+    def run(epoch: int, stored: dict[str, int]) -> Run:
+        loaded = [event("load", path="/c.pt", done=True, numbers=stored), event("load_optimizer", kind="SGD")]
+        return two(*([*loaded, *one_pass(0, share(rank, epoch), **shuffled(rank, epoch))] for rank in range(2)))
+
+    assert "epoch 3" in said(ShuffleRestarts, run(0, {"epoch": 3})).message
+    silent(ShuffleRestarts, run(3, {"epoch": 3}))
+    silent(ShuffleRestarts, run(0, {"epoch": 0}))
+    silent(ShuffleRestarts, run(0, {"best_epoch": 3}))
