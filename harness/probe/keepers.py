@@ -229,7 +229,7 @@ def _kept_below(tree: ast.Module, nodes: list[ast.AST], names: set[str], depth: 
             continue
         called = call.func.attr if isinstance(call.func, ast.Attribute) else _label(call.func)
         for target in _defined(tree, called):
-            given = _given(call, target, names)
+            given = _given(call, target, names, _is_method(tree, target))
             if given:
                 found = _kept(tree, target, _spread(target, given), depth - 1, seen)
                 if found is not None:
@@ -241,11 +241,14 @@ def _defined(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
     return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name] if name else []
 
 
-def _given(call: ast.Call, target: ast.FunctionDef, names: set[str]) -> set[str]:
+def _is_method(tree: ast.Module, function: ast.FunctionDef) -> bool:
+    static = any(_label(d) == "staticmethod" for d in function.decorator_list)
+    return not static and any(function in node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def _given(call: ast.Call, target: ast.FunctionDef, names: set[str], method: bool) -> set[str]:
     """Parameters of `target` that this call fills with the value."""
-    parameters = [a.arg for a in target.args.args]
-    if parameters[:1] in (["self"], ["cls"]):
-        parameters = parameters[1:]
+    parameters = [a.arg for a in target.args.args][1 if method else 0 :]
     by_place = {p for p, a in zip(parameters, call.args, strict=False) if _carries(a, names)}
     return by_place | {str(k.arg) for k in call.keywords if k.arg and _carries(k.value, names)}
 

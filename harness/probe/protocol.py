@@ -78,6 +78,7 @@ _NUMBERS = (
     ("self_s", "f"),  # from the end of the last step to the first collective or backward: the rank's own work
     ("step_s", "f"),  # of it: inside optimizer.step()
     ("probe_s", "f"),  # of it: spent by the probe
+    ("queue_s", "f"),  # of it: runnable, but waiting for a core (the kernel's run queue); 0 where the kernel does not say
     ("rss_bytes", "Q"),
     ("cuda_alloc_bytes", "Q"),
     ("cuda_reserved_bytes", "Q"),
@@ -141,6 +142,7 @@ class Row(NamedTuple):
     self_s: float
     step_s: float
     probe_s: float
+    queue_s: float
     rss_bytes: int
     cuda_alloc_bytes: int
     cuda_reserved_bytes: int

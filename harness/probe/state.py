@@ -22,7 +22,7 @@ class SinceStep:
 
     __slots__ = (
         "all_seq", "backward_s", "batch", "coll", "coll_s", "data_s", "draws", "eval_backward", "first_sync", "grad_norm", "index",
-        "last_no_sync", "loss_sum", "num_backward", "num_batches", "num_coll", "num_forward", "num_reduce", "num_samples", "python_seq",
+        "last_no_sync", "loss_sum", "num_backward", "num_batches", "num_coll", "num_forward", "num_reduce", "num_samples", "python_seq", "queue",
         "scale", "start", "step_began", "zeroed",
     )  # fmt: skip
 
@@ -36,6 +36,7 @@ class SinceStep:
         self.loss_sum = 0.0
         self.grad_norm = float("nan")
         self.scale = 0.0
+        self.queue = 0.0  # run queue seconds of the process when the last step ended
         self.zeroed = False
         self.last_no_sync = False
         self.eval_backward = False

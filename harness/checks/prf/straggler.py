@@ -2,7 +2,7 @@
 
 What it does
     Compares the time that each rank spends on its own work, from the end of a step to its first collective or backward. 1.3 times the
-    median of the others and 5 ms more, in 80 % of the steps and beyond twice the uncertainty of the median difference, is a warning (2
+    median of the others and 5 ms more (time in the run queue, waiting for a core, not counted), in 80 % of the steps and beyond twice the uncertainty of the median difference, is a warning (2
     times on a host whose load is above its cores). Time in backward is not compared: the all-reduce makes it equal.
 
 Why it is bad
@@ -43,7 +43,7 @@ class Straggler(Check):
         trained = {rank: r for rank, r in enumerate(run.ranks) if r is not None and r.num_rows}
         if len(trained) < 2:
             raise NotApplicable("fewer than two ranks took steps")
-        own = {rank: pace.column(r, "self_s") for rank, r in trained.items()}
+        own = {rank: _own_work(r) for rank, r in trained.items()}
         length = min(len(values) for values in own.values())
         if length < MIN_STEPS:
             raise Inconclusive(f"needs {MIN_STEPS} steps after the first {pace.WARM_UP_STEPS}")
@@ -69,6 +69,12 @@ class Straggler(Check):
                 return
         if busy:
             raise Inconclusive(f"the host has other work: load {busy:.1f} on {run.num_cores} cores")
+
+
+def _own_work(recording: Recording) -> list[float]:
+    """Seconds of a rank's own work a step, less what it spent waiting for a core: that is the host's doing."""
+    pairs = zip(pace.column(recording, "self_s"), pace.column(recording, "queue_s"), strict=True)
+    return [max(0.0, own_s - queue_s) for own_s, queue_s in pairs]
 
 
 def _slow_line(rank: int, trained: Mapping[int, Recording]) -> Where | None:

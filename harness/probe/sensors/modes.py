@@ -48,10 +48,12 @@ def _watch_eval(module: Any, mode: bool) -> None:
         return
     import torch
 
-    if mode:
-        _eval_roots.discard(id(module))
-    else:
-        _eval_roots.add(id(module))
+    inner = vars(module).get("_modules", {}).get("module")  # what DDP or DataParallel wraps may be called itself
+    for one in (module, inner):
+        if mode:
+            _eval_roots.discard(id(one))
+        elif one is not None:
+            _eval_roots.add(id(one))
     if _eval_roots and not _hook:
         look = quiet(_after_eval_forward)
 

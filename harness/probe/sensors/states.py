@@ -3,10 +3,11 @@
 Event "state_dict" (user calls, first 400): site, module, prefixed, num, token.
 Event "load_state": site, module, mid (id of the module), strict, error, missing, unexpected, missing_shapes, unexpected_shapes (first 400
 each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, self_names (given tensors that are the module's own memory),
-num_self, num_given_tensors, fresh (one of them was read out in this very step), source (path of the file it was loaded from), ddp (index
-of the wrap event that covers the module; -1). Event "optimizer_state" (user calls): site, kind, names, shapes, digests (of each
-parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names, shapes, digests (of
-what is given), given_names, came (names in the file
+num_self, num_given_tensors, fresh (one of them was read out in this very step), kept_at (where), source (path of the file it was loaded
+from), ddp (index of the wrap event that covers the module; -1). Event "state_held" (first 40): site, steps_before: the dict that this
+line gave out last is still held although the weights moved since. Event "optimizer_state" (user calls): site, kind, names, shapes,
+digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
+shapes, digests (of what is given), given_names, came (names in the file
 that the state tensors were loaded from), source, had_state. Event "scheduler_made": site, kind, last_epoch. Event "load_scheduler": site,
 kind, last_epoch. Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now,
 changed (the weights moved in between), same_module, path: a state dict that was read out at an earlier step, whose tensors are still the
@@ -80,13 +81,28 @@ def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
     # keep_vars gives the parameters themselves, which live on for a reason of their own
     plain = [t for t in result.values() if type(t) is torch.Tensor and not t.requires_grad and t.dim()]
     tensors = plain[:: -(-len(plain) // MAX_TRACKED) or 1]  # spread over the model: its first layers may be frozen
-    if tensors and len(_captured) < 4096:
-        capture = Capture(token, site, module, tensors)
+    capture = Capture(token, site, module, tensors) if tensors and len(_captured) < 4096 else None
+    if capture is not None:
         _captured.update({id(t): (ref, capture) for t, ref in zip(tensors, capture.refs, strict=True)})
     _told_at[site[:2]] = _told_at.get(site[:2], 0) + 1
+    _look_at_last(site, capture)
     if token <= 400 and _told_at[site[:2]] <= MAX_SAME:
         prefixed = sum(1 for k in result if str(k).startswith(names.PREFIXES))
         S.recorder.event("state_dict", site, module=type(module).__name__, prefixed=prefixed, num=len(result), token=token)
+
+
+def _look_at_last(site: sites.Site, capture: Capture | None) -> None:
+    """The dict that this line gave out last is still held, although the weights have moved since: it is kept for later."""
+    last = _last_at.pop(site[:2], None)
+    if capture is not None and len(_last_at) < 64:
+        _last_at[site[:2]] = capture
+    if last is not None and last.steps < S.steps and any(ref() is not None for ref in last.refs):
+        _counts["held"] = _counts.get("held", 0) + 1
+        if _counts["held"] <= 40 and last.changed():
+            S.recorder.event("state_held", site, steps_before=last.steps)
+
+
+_last_at: dict[tuple[str, int], Capture] = {}
 
 
 def _alias_used(how: str, tensors: list[Any], site: sites.Site, module: Any = None, path: str = "") -> None:
@@ -146,14 +162,15 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
         "matched": len(own) - len(missing), "total": len(own), "given": len(given), "num_given_tensors": len(tensors),
         "same_when_cleaned": len({names.clean(k) for k in missing} & {names.clean(k) for k in given}),
         "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures),
-        "source": saving.source_of(tensors),
+        "source": saving.source_of(tensors), "kept_at": sites.as_json(captures[0].site) if captures else None,
     }  # fmt: skip
 
 
 def _same_memory(given: Any, own: Any) -> bool:
-    return (
-        hasattr(type(given), "data_ptr") and given.device == own.device and given.data_ptr() == own.data_ptr() and given.shape == own.shape
-    )
+    """Of plain tensors: a sharded or fake one has no memory of its own to compare."""
+    if not hasattr(type(given), "data_ptr") or not digests.plain(given) or not digests.plain(own):
+        return False
+    return bool(given.device == own.device and given.data_ptr() == own.data_ptr() and given.shape == own.shape)
 
 
 def _shape(value: Any) -> list[int] | None:

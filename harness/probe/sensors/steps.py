@@ -16,7 +16,7 @@ from .. import digests, names, protocol, sites
 from ..arm import at_close
 from ..patching import quiet
 from ..state import MASK, S, SinceStep, mix, seq
-from . import ddp, memory, rng
+from . import ddp, memory, queue, rng
 
 _known: weakref.WeakKeyDictionary[Any, Witness] = weakref.WeakKeyDictionary()
 _counter = [0]
@@ -176,6 +176,7 @@ def write_row(
         | (protocol.FLAG_EVAL if since.eval_backward else 0)
     )
     rss, alloc, reserved = memory.now(step)
+    waited = queue.waited_s()
     first = since.first_sync or since.step_began or began
     packed = protocol.ROW.pack(
         grad, param, full, none, train, hyper, since.index, since.batch, since.coll, ddp.buffer_digest(step), rng.digest(step),
@@ -183,7 +184,7 @@ def write_row(
         step & 0xFFFFFFFF, opt & 0xFFFF, flags, time.time_ns(), seq(), since.num_coll, since.num_reduce, since.num_backward, since.num_forward,
         since.num_batches, since.num_samples, S.graphs_alive, S.sched_steps, math.nan if loss is None else loss, since.loss_sum, lr, since.scale,
         since.grad_norm, began - since.start, since.data_s, since.coll_s, since.backward_s, max(0.0, first - since.start),
-        max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], rss, alloc, reserved,
+        max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], waited - since.queue, rss, alloc, reserved,
     )  # fmt: skip
     S.recorder.row(packed, step)
     S.steps = S.recorder.steps = step + 1
@@ -192,6 +193,7 @@ def write_row(
         S.recorder.phase("train")
     _last_probe[0] = S.probe_s
     S.since = SinceStep()
+    S.since.queue = waited
     S.probe_s += time.perf_counter() - began
 
 

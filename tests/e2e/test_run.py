@@ -1,0 +1,154 @@
+"""`harness run` on real 2-process gloo runs: verdicts, exit codes, and losses that are the same with and without the probe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAIN = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+{imports}
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(128, 8), torch.randint(0, 3, (128,)))
+    sampler = DistributedSampler(data, seed=1)
+    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers={workers})
+    model = DDP(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3)))
+    {after_wrap}
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    curve = []
+    for epoch in range(3):
+        {set_epoch}
+        for x, y in loader:
+            opt.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            curve.append(loss.item().hex())
+    with open(f"{{os.environ['CURVE']}}.{{rank}}", "w") as f:
+        f.write(" ".join(curve))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def script(imports: str = "", workers: int = 0, after_wrap: str = "", set_epoch: str = "sampler.set_epoch(epoch)") -> str:
+    return TRAIN.format(imports=imports, workers=workers, after_wrap=after_wrap or "pass", set_epoch=set_epoch)
+
+
+SCRIPTS = {
+    "healthy": script(),
+    "workers": script(workers=1),
+    "compiled": script(after_wrap='model = torch.compile(model, backend="eager")'),
+    "faulty": script(set_epoch="pass"),
+    "own_package": script(imports="import harness\nassert harness.MINE, 'the project has its own harness package'"),
+    "raises": script(after_wrap="raise ValueError('as planned') if rank == 1 else None"),
+    "nothing": "print('no training here')\n",
+    "spawns": "import torch.multiprocessing as mp\n"
+    + script().replace("def main():", "def main(rank=0):").replace('init_process_group("gloo")', 'init_process_group("gloo", init_method="file://" + '
+      'os.path.abspath("store"), rank=rank, world_size=2)').replace("    main()\n", "    mp.spawn(main, nprocs=2)\n"),
+}  # fmt: skip
+
+
+def harness(folder: Path, *arguments: str, **env: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """`harness run`, its output and the reports it wrote."""
+    out = folder / "out.json"
+    command = [sys.executable, "-m", "harness", "run", *arguments, "--format", "console", "--format", f"json={out}"]
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[2])])
+    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=170, check=False)
+    return done, json.loads(out.read_text())["runs"] if out.is_file() and out.stat().st_size else []
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    for name, source in SCRIPTS.items():
+        (folder / f"{name}.py").write_text(source)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "own_package.py").write_text(SCRIPTS["own_package"])
+    (folder / "mine" / "harness").mkdir()
+    (folder / "mine" / "harness" / "__init__.py").write_text("MINE = True\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def verdicts(project: Path) -> dict[str, dict[str, Any]]:
+    """All the two-process scripts in one command: one set of warm servers."""
+    names = ["healthy.py", "workers.py", "compiled.py", "faulty.py", "raises.py", "nothing.py"]
+    done, reports = harness(project, *names, "-n", "2", CURVE=str(project / "with"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    return {report["name"]: report for report in reports}
+
+
+def codes(report: dict[str, Any]) -> list[str]:
+    return [f["code"] for f in report["findings"] if f["severity"] != "advice"]
+
+
+@pytest.mark.parametrize("name", ["healthy", "workers", "compiled"])
+def test_a_healthy_script_is_sane(verdicts: dict[str, dict[str, Any]], name: str) -> None:
+    assert codes(verdicts[name]) == []
+    assert verdicts[name]["exit_code"] == 0
+
+
+def test_the_fault_is_named_at_its_line(verdicts: dict[str, dict[str, Any]]) -> None:
+    assert codes(verdicts["faulty"]) == ["DAT101"]
+    assert verdicts["faulty"]["findings"][0]["where"]["text"] == "for x, y in loader:"
+
+
+def test_a_failing_rank_is_the_culprit_and_its_peer_is_not(verdicts: dict[str, dict[str, Any]]) -> None:
+    report = verdicts["raises"]
+    assert codes(report) == ["LAU101"]
+    assert report["findings"][0]["ranks"] == [1]
+    assert "as planned" in report["findings"][0]["message"]
+
+
+def test_a_script_without_training_is_not_sane(verdicts: dict[str, dict[str, Any]]) -> None:
+    assert verdicts["nothing"]["exit_code"] == 5
+
+
+@pytest.mark.parametrize("name", ["healthy", "workers"])
+def test_losses_are_bit_identical_without_the_probe(project: Path, verdicts: dict[str, dict[str, Any]], name: str) -> None:
+    bare = project / f"bare_{name}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"{name}.py"]
+    subprocess.run(command, cwd=project, env={**os.environ, "CURVE": str(bare), "OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=170)
+    done, _ = harness(project, f"{name}.py", "-n", "2", "--launcher", "torchrun", CURVE=str(project / f"probed_{name}"))
+    assert done.returncode == 0, done.stdout
+    for rank in (0, 1):
+        curve = (project / f"bare_{name}.{rank}").read_text()
+        assert len(curve.split()) == 24
+        assert (project / f"probed_{name}.{rank}").read_text() == curve
+
+
+def test_a_project_may_have_its_own_harness_package(project: Path) -> None:
+    done, reports = harness(project / "mine", "own_package.py", "-n", "2", CURVE=str(project / "own"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert codes(reports[0]) == []
+
+
+def test_a_script_that_spawns_its_own_ranks_is_judged_as_a_world_of_two(project: Path) -> None:
+    done, reports = harness(project, "spawns.py", "-n", "1", CURVE=str(project / "spawned"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(reports[0]["ranks"]) == 2
+
+
+def test_a_rank_that_shuts_the_probe_out_is_not_sane(project: Path) -> None:
+    (project / "isolated.py").write_text("import os, sys\nif not sys.flags.isolated:\n    os.execv(sys.executable, [sys.executable, '-I', __file__])\n")
+    done, reports = harness(project, "isolated.py", "-n", "2")
+    assert done.returncode in (1, 5)
+    assert reports[0]["exit_code"] in (1, 5)
