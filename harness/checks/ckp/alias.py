@@ -28,7 +28,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
 from harness.checks.order import number
 from harness.model import Finding, Severity, Where
-from harness.record import Event, Run, where_of
+from harness.record import Event, Recording, Run, where_of
 
 
 class AliasForCopy(Check):
@@ -45,7 +45,7 @@ class AliasForCopy(Check):
                 used = [e for e in recording.of("alias_used") if e["changed"]]
                 hits.extend((rank, e) for e in used if not _means_live(e, used))
                 named = {str(e.where) for e in used}  # the statement that kept the dict is known there
-                hits.extend((rank, e) for e in recording.of("load_state") if _no_op(e) and str(e.where) not in named)
+                hits.extend((rank, e) for e in recording.of("load_state") if _no_op(recording, e) and str(e.where) not in named)
         told: set[tuple[str, int]] = set()
         for rank, event in hits:
             where = self._where(event)
@@ -81,13 +81,19 @@ class AliasForCopy(Check):
 
 
 def _means_live(event: Event, used: list[Event]) -> bool:
-    """Read out before the first step, or put to use at several steps: the script wants what the weights are now."""
+    """Saved, or given to another model, at several steps, or read out before the first: the script wants what the weights are now."""
+    if event["how"] == "load" and event["same_module"]:
+        return False  # giving a model its own memory is never meant
     if number(event["steps_before"]) == 0:
         return True
     return len({number(e["steps_now"]) for e in used if e["token"] == event["token"]}) > 1
 
 
-def _no_op(event: Event) -> bool:
-    """Every tensor is the module's own, by a dict that was not made in this step."""
+def _no_op(recording: Recording, event: Event) -> bool:
+    """Every tensor is the module's own, by a dict that was not made in this step, or by a line whose dicts are kept over the steps."""
     total = number(event["total"])
-    return total > 0 and number(event["num_self"]) >= total and not event["fresh"] and event.step > 0 and not event["error"]
+    if total == 0 or number(event["num_self"]) < total or event.step == 0 or event["error"]:
+        return False
+    kept = where_of(event["kept_at"])
+    held = kept is not None and kept != event.where and any(e.where == kept for e in recording.of("state_held"))
+    return held or not event["fresh"]

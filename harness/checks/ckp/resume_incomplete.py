@@ -157,7 +157,7 @@ def _bare(run: Run, recording: Recording, load: files.Load) -> bool:
 
 def _own_file(run: Run, load: files.Load) -> bool:
     """The run writes this very file."""
-    return any(e["path"] == load.path != "" for r in run.present for e in r.of("save"))
+    return load.path != "" and any(save.path == load.path for save in files.saves(run))
 
 
 def _own_layout(run: Run, load: files.Load) -> bool:

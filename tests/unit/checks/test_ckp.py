@@ -389,6 +389,10 @@ def test_alias() -> None:
 def test_alias_that_means_the_live_weights() -> None:
     kept = event("state_dict", line=80, s=0)
     assert findings(AliasForCopy, run([recording([kept, used("save", 0, 30)])])) == []
+    assert (
+        len(findings(AliasForCopy, run([recording([kept, used("load", 0, 30, same_module=True)])]))) == 1
+    )  # a sweep that wants its start back
+    assert findings(AliasForCopy, run([recording([kept, used("load", 10, 20), used("load", 10, 30)])])) == []
     assert findings(AliasForCopy, run([recording([kept, used("save", 10, 20), used("save", 10, 30)])])) == []
     assert findings(AliasForCopy, run([recording([kept, used("save", 10, 30, changed=False)])])) == []
     assert findings(AliasForCopy, run([recording([kept])])) == []
@@ -397,8 +401,12 @@ def test_alias_that_means_the_live_weights() -> None:
 def test_no_op_load() -> None:
     own = event("load_state", line=91, s=20, num_self=4, total=4, fresh=False, error="")
     assert len(findings(AliasForCopy, run([recording([own])]))) == 1
-    fresh = event("load_state", line=91, s=20, num_self=4, total=4, fresh=True, error="")
+    fresh = event("load_state", line=91, s=20, num_self=4, total=4, fresh=True, error="", kept_at=site(80))
     assert findings(AliasForCopy, run([recording([fresh])])) == []
+    held = event(
+        "state_held", line=80, s=20, steps_before=10
+    )  # the last epoch happened to be the best: the kept dict is fresh, and an alias all the same
+    assert [f.where and f.where.line for f in findings(AliasForCopy, run([recording([held, fresh])]))] == [80]
 
 
 # ---- CKP112 ----
