@@ -57,8 +57,9 @@ class DeadlockedWorker(Check):
             loaders = recording.of("loader") if recording is not None else []
             workers = int(loaders[-1]["num_workers"] or 0) if loaders else 0
             if workers:
+                what = f"{workers} loader workers that do not answer" if workers > 1 else "its loader worker, which does not answer"
                 yield self.finding(
-                    f"rank {wait.rank} waits for {workers} loader worker{'s' if workers > 1 else ''} that do not answer",
+                    f"rank {wait.rank} waits for {what}",
                     where=wait.where or loaders[-1].where,
                     ranks=[w.rank for w in stuck],
                     notes=[waits.describe(found), *waits.notes(found)],

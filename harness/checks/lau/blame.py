@@ -25,6 +25,10 @@ PEER_GONE = re.compile(
     r"|nccl communicator was aborted|monitoredbarrier",
     re.IGNORECASE | re.DOTALL,
 )
+PASSED_ON = ("ProcessRaisedException", "ProcessExitedException")  # torch.multiprocessing.spawn in the parent
+WORKER = re.compile(r"^Caught \w+ in (\w+ worker process \d+)\.")
+INNER_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)$', re.MULTILINE)
+NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|/harness/(probe|launch)/|_harness_probe|^<")
 SIGNAL_EXITS = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
@@ -41,7 +45,12 @@ class Fall:
 
     @property
     def where(self) -> Where | None:
-        return self.event.where if self.event is not None else None
+        """The innermost user line; inside a loader worker where the exception came from one."""
+        if self.event is None:
+            return None
+        text = str(self.event["message"] or "")
+        inner = [f for f in INNER_FRAME.findall(text) if not NOT_THE_USERS.search(f[0])] if WORKER.match(text) else []
+        return Where(inner[-1][0], int(inner[-1][1]), inner[-1][2], inner[-1][3].strip()) if inner else self.event.where
 
     @property
     def headline(self) -> str:
@@ -50,6 +59,8 @@ class Fall:
             return ""
         text = str(self.event["message"] or "").strip()
         first = text.splitlines()[0] if text else ""
+        if worker := WORKER.match(text):
+            return f"{text.splitlines()[-1].strip()[:300]} in {worker[1]}"
         kind = str(self.event["type"] or "exception")
         return f"{kind}: {first[:300]}" if first else kind
 
@@ -61,11 +72,15 @@ def is_victim(event: Event) -> bool:
 
 
 def failures(run: Run) -> Iterator[tuple[int, Recording, Event]]:
-    """(rank, process, failure event) of the ranks and of processes that they made."""
+    """(rank, process, failure event) of the ranks and of processes that they made.
+
+    A parent that only passes on the failure of its child is left out.
+    """
+    children = any(process.role == "child" and process.of(protocol.FAILURE) for process in run.processes)
     ranks = {id(r): rank for rank, r in enumerate(run.ranks) if r is not None}
     by_pid = {r.pid: rank for rank, r in enumerate(run.ranks) if r is not None}
     for process in run.processes:
-        events = process.of(protocol.FAILURE)
+        events = [e for e in process.of(protocol.FAILURE) if not (children and process.role == "main" and e["type"] in PASSED_ON)]
         if events:
             rank = ranks.get(id(process), by_pid.get(process.ppid, max(process.env_rank, 0)))
             yield from ((rank, process, event) for event in events)

@@ -32,7 +32,6 @@ from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
-NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|/harness/(probe|launch)/|_harness_probe|^<")
 SAID = re.compile(
     r"(terminate called after throwing.*|what\(\):.*|.*(Check failed|Assertion).*|.*EnforceNotMet.*|.*op\.preamble\.length.*)",
     re.IGNORECASE,
@@ -48,7 +47,7 @@ def dying_frame(log: str) -> Where | None:
     blocks.sort(key=lambda block: "Current thread" not in block)
     for block in blocks:
         for file, line, function in FRAME.findall(block):
-            if not NOT_THE_USERS.search(file):
+            if not blame.NOT_THE_USERS.search(file):
                 return Where(file, int(line), function)
     return None
 

@@ -2,8 +2,9 @@
 
 What it does
     Compares the time that each rank spends on its own work, from the end of a step to its first collective or backward. 1.3 times the
-    median of the others and 5 ms more (time in the run queue, waiting for a core, not counted), in 80 % of the steps and beyond twice the uncertainty of the median difference, is a warning (2
-    times on a host whose load is above its cores). Time in backward is not compared: the all-reduce makes it equal.
+    median of the others and 5 ms more (time in the run queue, waiting for a core, not counted), in 80 % of the steps and beyond twice the
+    uncertainty of the median difference, is a warning (2 times on a host whose load is above its cores). Time in backward is not
+    compared: the all-reduce makes it equal.
 
 Why it is bad
     Every step takes as long as the slowest rank's. The others' time shows up as communication, so the network gets the blame.
