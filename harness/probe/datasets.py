@@ -53,7 +53,7 @@ def describe(loader: Any) -> dict[str, Any]:
         "planned": _planned(loader),
         "replacement": any(bool(getattr(s, "replacement", False)) for s in chain),
         "generator_seed": _seed(getattr(sampler, "generator", None) or getattr(loader, "generator", None)),
-        "iter_at": sites.as_json(origins.method_line(type(dataset), "__iter__") or sites.UNKNOWN),
+        "iter_at": sites.as_json(origins.worker_line(type(dataset)) or sites.UNKNOWN),
     }
     if distributed is not None:
         told["distributed"] = {

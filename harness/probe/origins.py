@@ -113,12 +113,17 @@ def attribute_line(kind: type, attribute: str) -> sites.Site | None:
     return None
 
 
-def method_line(kind: type, method: str) -> sites.Site | None:
-    """Where a class of the user's defines a method."""
+def worker_line(kind: type) -> sites.Site | None:
+    """Where a stream of the user's class deals with its worker, or else where it starts to iterate."""
     for base in kind.__mro__:
-        code = getattr(vars(base).get(method), "__code__", None)
-        if code is not None:
-            return (code.co_filename, code.co_firstlineno, code.co_name) if sites.is_user_code(code) else None
+        codes = [c for f in vars(base).values() if (c := getattr(f, "__code__", None)) is not None and sites.is_user_code(c)]
+        for code in codes:
+            for line in range(code.co_firstlineno, max((at for _, _, at in code.co_lines() if at), default=0) + 1):
+                if re.search(r"\bworker\w*\s*=|get_worker_info", linecache.getline(code.co_filename, line)):
+                    return (code.co_filename, line, code.co_name)
+        first = next((c for c in codes if c.co_name == "__iter__"), None)
+        if first is not None:
+            return (first.co_filename, first.co_firstlineno, first.co_name)
     return None
 
 
@@ -150,7 +155,44 @@ def loops(frames: list[sites.Site]) -> dict[str, Any]:
             exits.extend({"site": sites.as_json((file, at, function)), "level": level, "kind": kind} for at, kind in _ways_out(loop))
         if len(ranges) > 4:
             break
-    return {"exits": exits[:40], "ranges": ranges}
+    return {"exits": exits[:40], "ranges": ranges, "result": sites.as_json(result_after(frames[0]) or sites.UNKNOWN) if frames else None}
+
+
+def result_after(site: sites.Site) -> sites.Site | None:
+    """The statement behind a loop, or behind a line that heads none, that makes numbers of what was summed: divides it, or reads it."""
+    tree = _tree(site[0])
+    if tree is None:
+        return None
+    scope, line = _scope(tree, site[1]), site[1]
+    around = _loops_around(tree, line)
+    end = (around[0].end_lineno or line) if around and around[0].lineno == line else line
+    last = (around[1].end_lineno if len(around) > 1 else None) or getattr(scope, "end_lineno", None) or 1 << 30
+    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
+    behind = sorted((n for n in _same_scope(scope) if isinstance(n, kinds) and end < n.lineno <= last), key=lambda n: n.lineno)
+    found = next((n for n in behind if n.value is not None and _makes_number(n)), None)
+    return (site[0], found.lineno, site[2]) if found is not None else None
+
+
+def epoch_origin(frames: list[sites.Site]) -> sites.Site | None:
+    """Where the numbers given to set_epoch come from: the caller, if the loop around the call runs over a parameter of its function."""
+    if len(frames) < 2:
+        return None
+    tree = _tree(frames[0][0])
+    scope = _scope(tree, frames[0][1]) if tree is not None else None
+    if tree is None or not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    given = {a.arg for a in (*scope.args.args, *scope.args.kwonlyargs)}
+    for loop in _loops_around(tree, frames[0][1]):
+        if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Name) and loop.iter.id in given:
+            return frames[1]
+    return None
+
+
+def _makes_number(statement: ast.stmt) -> bool:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Div) or (isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "mean")):
+            return True
+    return False
 
 
 def _loops_around(tree: ast.Module, line: int) -> list[ast.For | ast.While]:

@@ -83,4 +83,15 @@ def test_a_condition_of_while_is_a_way_out(module: dict[str, Any]) -> None:
 
 
 def test_source_that_is_not_there() -> None:
-    assert origins.loops([("/nowhere/train.py", 3, "main")]) == {"exits": [], "ranges": []}
+    assert origins.loops([("/nowhere/train.py", 3, "main")]) == {"exits": [], "ranges": [], "result": None}
+
+
+def test_what_becomes_of_a_sum(tmp_path: Path) -> None:
+    path = tmp_path / "evaluate.py"
+    path.write_text(
+        "def f(xs, epochs):\n    for x in xs:\n        pass\n    log(1)\n    mean = total / 3\n    for epoch in epochs:\n        set_epoch(epoch)\n"
+    )
+    assert origins.result_after((str(path), 2, "f")) == (str(path), 5, "f")
+    assert origins.result_after((str(path), 6, "f")) is None
+    caller = (str(path), 99, "main")
+    assert origins.epoch_origin([(str(path), 7, "f"), caller]) == caller  # the loop runs over what the caller gave

@@ -62,6 +62,13 @@ class Pass:
         """The statement that iterates."""
         return self.opened.where
 
+    def result_line(self, run: Run) -> Where | None:
+        """The statement behind the loop that makes numbers of what it summed; else the loop."""
+        for _, event in run.events("loop"):
+            if event.where == self.where and event["of"] == "loader":
+                return where_of(event["result"]) or self.where
+        return self.where
+
     @property
     def made(self) -> Where | None:
         """The statement that made the loader."""

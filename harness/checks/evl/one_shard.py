@@ -70,10 +70,10 @@ class MetricFromOneShard(Check):
                 share = f"{one.num_samples} of {size} samples"
                 return self.finding(
                     f"{line} reports a number of rank {one.rank}'s share ({share}) as the whole's",
-                    where=one.where,
+                    where=one.one.result_line(run) if one.one is not None else one.where,
                     ranks=(one.rank,),
                     notes=[f"reported: {report.text[:120]}", "no collective between the evaluation and the report"],
-                    help="all-reduce the sums (correct, total, loss) after this loop, on every rank, before they are divided",
+                    help="all-reduce the sums (correct, total, loss) on every rank, before this line divides or returns them",
                 )
         return None
 
@@ -90,7 +90,7 @@ class MetricFromOneShard(Check):
                     if values and table and _speaks_for_all(run, report):
                         yield self.finding(
                             f"the training loss that rank {rank} reports and stores in {table} is the mean of its own share",
-                            where=one.where,
+                            where=one.result_line(run),
                             ranks=(rank,),
                             notes=[f"reported {values[0].value:g}; mean over all ranks {epoch.mean:.6g}", f"line: {report.text[:120]}"],
                             help="all-reduce the sum of the losses on every rank after this loop, and divide by world_size as well",

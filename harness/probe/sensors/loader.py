@@ -306,7 +306,8 @@ def _remember_made(loader: Any) -> None:
     }
 
 
-def _note_epoch(sampler: Any, epoch: Any, site: sites.Site) -> None:
+def _note_epoch(sampler: Any, epoch: Any, stack: list[sites.Site]) -> None:
+    site = origins.epoch_origin(stack) or (stack[0] if stack else sites.UNKNOWN)
     S.recorder.event("set_epoch", site, epoch=epoch if isinstance(epoch, int) else repr(epoch), sampler=id(sampler))
 
 
@@ -314,7 +315,7 @@ def _set_epoch(original: Any) -> Any:
     note = quiet(_note_epoch)
 
     def set_epoch(self: Any, epoch: Any) -> Any:
-        note(self, epoch, sites.here(2))
+        note(self, epoch, sites.stack(2, 2))
         return original(self, epoch)
 
     return set_epoch

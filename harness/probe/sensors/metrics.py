@@ -14,7 +14,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import digests, sites
+from .. import digests, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -81,6 +81,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "at_t": time.time_ns(),
         "at_y": S.recorder.syncs,
         "at": S.steps,
+        "result": sites.as_json(origins.result_after(site) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
     }
     both = torch.stack([earlier.flatten(), tensor.detach().flatten()])
     if tensor.device.type == "cpu":
