@@ -1,4 +1,4 @@
-"""Objects that a function reaches without being given them: its closure, its bound self, the globals its code names, what partial() holds."""
+"""What a function reaches without being given it: its closure, its bound self, the globals its code names, what partial() holds."""
 
 from __future__ import annotations
 
