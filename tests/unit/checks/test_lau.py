@@ -86,6 +86,18 @@ def test_compress() -> None:
     assert blame.compress([7, 0, 2, 3, 4]) == "0,2-4,7"
 
 
+def test_a_loader_worker_is_shown_with_its_own_line() -> None:
+    text = (
+        "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+        '  File "/x/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop\n'
+        "    data = fetcher.fetch(index)\n"
+        '  File "/home/u/train.py", line 13, in __getitem__\n    raise ValueError("corrupt sample 100")\nValueError: corrupt sample 100\n'
+    )
+    (found,) = findings(RankFailed, run([recording([failure("ValueError", text, 19)])], exits=(1,)))
+    assert found.message == "rank 0 failed with ValueError: corrupt sample 100 in DataLoader worker process 0"
+    assert found.where and (found.where.line, found.where.function) == (13, "__getitem__")
+
+
 STACK = """RuntimeError elsewhere
 Fatal Python error: Aborted
 

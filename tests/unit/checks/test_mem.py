@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from harness.checks.mem.memory_grows import MemoryGrows
 from harness.checks.mem.memory_imbalance import MemoryImbalance
 from harness.checks.mem.over_budget import OverBudget
 from harness.model import Severity
+from harness.probe import keepers
 from harness.record import Event, Recording, Run
 from tests.unit.checks.builder import event, findings, recording, row, run, site
 
@@ -164,3 +166,57 @@ def test_empty_and_torn_recordings_never_crash(check: type) -> None:
     torn.append(event("rss", samples=[[1], "x", None], grown=[[None, 3], 4]))
     findings(check, run([], budget_bytes=5))
     findings(check, run([recording(torn, [row(0)[:99]]), recording(torn, [row(0), row(1)], rank=1)], budget_bytes=5))
+
+
+KEPT = {
+    "appended": ("def f():\n    h = []\n    for b in data:\n        loss = model(b)\n        loss.backward()\n"
+    "        h.append(loss)\n", 5, 6),
+    "summed by the caller": (
+        "def step(b):\n    loss = model(b)\n    loss.backward()\n    return loss\ndef f():\n    t = 0\n    for b in data:\n"
+        "        l = step(b)\n        print(l.item())\n        t = t + l\n",
+        3,
+        10,
+    ),
+    "inside the user's own meter": (
+        "class M:\n    def update(self, v):\n        self.sum += v\ndef f(m):\n    for b in data:\n        loss = model(b)\n"
+        "        loss.backward()\n        m.update(loss)\n",
+        7,
+        3,
+    ),
+    "by a forward hook": (
+        "def f():\n    a = []\n    net.register_forward_hook(\n        lambda m, i, o: a.append(o))\n    for b in data:\n"
+        "        loss = net(b)\n        loss.backward()\n        h.append(loss.detach())\n",
+        7,
+        4,
+    ),
+    "on the line itself": ("def f():\n    v = 0\n    for x, y in data:\n        v += mse(model(x), y)\n", 4, 4),
+    "nothing is kept": ("def f():\n    h = []\n    for b in data:\n        loss = model(b)\n"
+        "        loss.backward()\n        h.append(loss.item())\n", 5, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_the_statement_that_keeps_a_graph_is_read_from_the_source(case: str, tmp_path: Path) -> None:
+    source, line, expected = KEPT[case]
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    found = keepers.statement((str(file), line, "f"))
+    assert (found[1] if found else None) == expected
+
+
+def test_containers_that_the_loop_fills(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(
+        "def f():\n    h, n, by_epoch = [], [], []\n    for e in range(3):\n        own = []\n"
+        "        for b in data:\n            loss = model(b)\n"
+        "            loss.backward()\n            own.append(b)\n            n.append(loss.item())\n"
+        "            h.append((loss.detach(), b))\n"
+        "        by_epoch.append(evaluate())\n"
+    )
+    assert [s[1] for s in keepers.candidates((str(file), 7, "f"))] == [10]
+
+
+def test_a_source_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    for file in ("", str(tmp_path / "missing.py"), str(tmp_path / "broken.py")):
+        assert keepers.statement((file, 1, "f")) is None and keepers.candidates((file, 1, "f")) == []
