@@ -88,10 +88,8 @@ def test_source_that_is_not_there() -> None:
 
 def test_what_becomes_of_a_sum(tmp_path: Path) -> None:
     path = tmp_path / "evaluate.py"
-    path.write_text(
     body = ["for x in xs:", "    pass", "log(1)", "mean = total / 3", "for epoch in epochs:", "    set_epoch(epoch)"]
     path.write_text("def f(xs, epochs):\n" + "".join(f"    {line}\n" for line in body))
-    )
     assert origins.result_after((str(path), 2, "f")) == (str(path), 5, "f")
     assert origins.result_after((str(path), 6, "f")) is None
     caller = (str(path), 99, "main")
