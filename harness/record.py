@@ -211,7 +211,7 @@ class Run:
     plan: Plan
     ranks: list[Recording | None]
     processes: list[Recording]  # every process that reported, the ranks among them
-    ending: Ending = Ending()
+    ending: Ending = field(default_factory=Ending)
     logs: Mapping[int, str] = field(default_factory=dict)  # launched rank -> its captured output
     reference: Run | None = None
     num_cores: int = 1

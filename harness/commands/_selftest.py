@@ -87,7 +87,8 @@ def _run(planted: list[Planted], words: list[str], progress: Any) -> Tally:
     headers = {name: catalog.builtin(name).header for name in {p.scenario for p in planted}}
     twins = [n for n in catalog.names() if not words or n in words]
     trials = [
-        Trial(p.full_name, p.source, headers[p.scenario].nproc or 2, p.finds, p.lines, TIMEOUT_S, HANG_TIMEOUT_S, p.args, p.env) for p in planted
+        Trial(p.full_name, p.source, headers[p.scenario].nproc or 2, p.finds, p.lines, TIMEOUT_S, HANG_TIMEOUT_S, p.args, p.env)
+        for p in planted
     ]
     for name in twins:
         scenario = catalog.builtin(name)
@@ -124,7 +125,8 @@ def _table(tally: Tally) -> str:
             sum(t.right_cause and t.right_line for t in group),
         )
         lines.append(
-            f"{family:6s}  {counts[0]:7d}  {counts[1]:8d}  {counts[2]:11d}  {counts[3]:10d}  {false_alarms[family]:12d}  {sum(t.wall_s for t in group):6.1f}"
+            f"{family:6s}  {counts[0]:7d}  {counts[1]:8d}  {counts[2]:11d}  {counts[3]:10d}  "
+            f"{false_alarms[family]:12d}  {sum(t.wall_s for t in group):6.1f}"
         )
     every = tally.faults
     lines.append(
@@ -135,7 +137,8 @@ def _table(tally: Tally) -> str:
     lines += [f"wrong: {line}" for line in tally.wrong]
     lines += [
         "",
-        f"verdict     {'every fault named, no false alarm' if not tally.wrong else f'{len(tally.wrong)} wrong'}, exit code {1 if tally.wrong else 0}",
+        "verdict     "
+        f"{'every fault named, no false alarm' if not tally.wrong else f'{len(tally.wrong)} wrong'}, exit code {1 if tally.wrong else 0}",
     ]
     return "\n".join(lines)
 
@@ -148,9 +151,13 @@ def _plain(tally: Tally) -> dict[str, Any]:
             {"name": t.trial.name, "wants": t.trial.wants, "found": [f.code for f in t.alarms], "right_cause": t.right_cause,
              "right_line": t.right_line, "wall_s": round(t.wall_s, 2), "steps": t.num_steps} for t in tally.faults
         ],
-        "healthy": [{"name": t.trial.name, "found": [f.code for f in t.alarms], "exit_code": t.exit_code, "unchecked": tally.unchecked.get(t.trial.name, [])} for t in tally.twins],
+        "healthy": [_healthy(t, tally.unchecked.get(t.trial.name, [])) for t in tally.twins],
         "wrong": tally.wrong,
     }  # fmt: skip
+
+
+def _healthy(tried: Tried, unchecked: list[str]) -> dict[str, Any]:
+    return {"name": tried.trial.name, "found": [f.code for f in tried.alarms], "exit_code": tried.exit_code, "unchecked": unchecked}
 
 
 def _entry(planted: Planted) -> dict[str, Any]:

@@ -15,7 +15,7 @@ def load() -> ModuleType:
     """The private package, loaded once a process."""
     if PRIVATE_NAME in sys.modules:
         return sys.modules[PRIVATE_NAME]
-    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    folder = os.path.dirname(os.path.abspath(__file__))
     spec = importlib.util.spec_from_file_location(
         PRIVATE_NAME,
         os.path.join(folder, "__init__.py"),
@@ -33,7 +33,7 @@ def is_launcher() -> bool:
     line = " ".join(sys.orig_argv[:8])
     if "torch.distributed.run" in line or "torch.distributed.launch" in line or "multiprocessing.resource_tracker" in line:
         return True
-    return any(os.path.basename(a) == "torchrun" for a in sys.orig_argv[:4])  # noqa: PTH119
+    return any(os.path.basename(a) == "torchrun" for a in sys.orig_argv[:4])
 
 
 def arm_from_environment() -> None:

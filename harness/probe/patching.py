@@ -35,7 +35,8 @@ def quiet(function: F) -> F:
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
     """Set `owner.name` to make(original). False where there is no such name (another torch version).
 
-    Wrappers stack: two sensors may look at one function. dynamo is told not to trace into the wrapper: it breaks the graph there, as it does at the functions that we wrap.
+    Wrappers stack: two sensors may look at one function.
+    dynamo is told not to trace into the wrapper: it breaks the graph there, as it does at the functions that we wrap.
     """
     original = owner.__dict__.get(name, getattr(owner, name, None)) if isinstance(owner, type) else getattr(owner, name, None)
     if original is None:

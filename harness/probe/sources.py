@@ -28,3 +28,43 @@ def assignments(file: str, attribute: str) -> list[Site]:
         if any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets):
             found.append((file, node.lineno, ""))  # type: ignore[attr-defined]
     return sorted(found, key=lambda s: s[1])
+
+
+@cache
+def loss_made_at(file: str, line: int) -> Site | None:
+    """The statement that made the loss of a backward at `line`: the nearest assignment before it, in "
+    "the same function, to the name it is called on."""
+    tree = _tree(file)
+    if tree is None:
+        return None
+    scope: ast.AST = tree
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line <= (node.end_lineno or 0):
+            scope = node  # walk is breadth first: the innermost comes last
+    call = next(
+        (n for n in ast.walk(scope) if isinstance(n, ast.Attribute) and n.attr == "backward" and n.lineno <= line <= (n.end_lineno or 0)),
+        None,
+    )
+    name = _loss_name(call.value) if call is not None else None
+    if name is None:
+        return None
+    made = [n for n in ast.walk(scope) if isinstance(n, ast.Assign) and n.lineno < line and any(name in _targets(t) for t in n.targets)]
+    best = max(made, key=lambda n: n.lineno, default=None)
+    return (file, best.lineno, getattr(scope, "name", "")) if best is not None else None
+
+
+def _loss_name(node: ast.expr) -> str | None:
+    """`loss`, `(loss / n)`, `scaler.scale(loss)`: the first name that is no attribute's owner."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.BinOp):
+        return _loss_name(node.left)
+    if isinstance(node, ast.Call) and node.args and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
+        return _loss_name(node.args[0])
+    return None
+
+
+def _targets(node: ast.expr) -> set[str]:
+    if isinstance(node, ast.Name):
+        return {node.id}
+    return {e.id for e in node.elts if isinstance(e, ast.Name)} if isinstance(node, (ast.Tuple, ast.List)) else set()

@@ -82,7 +82,8 @@ def main() -> None:
         base = statistics.median(off)
         print(
             f"| {name} | step {1e3 * base:.3f} ms without, {1e3 * statistics.median(on):.3f} ms with | "
-            f"{1e6 * center:.0f} us a step +- {1e6 * error:.0f} (95 %), {100 * center / base:+.2f} % | throughput {base / (base + center):.4f}x, n={len(pairs)} |"
+            f"{1e6 * center:.0f} us a step +- {1e6 * error:.0f} (95 %), {100 * center / base:+.2f} % | throughput "
+            f"{base / (base + center):.4f}x, n={len(pairs)} |"
         )
 
 

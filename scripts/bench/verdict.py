@@ -40,7 +40,7 @@ def main() -> None:
 
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        real = [r for r in load_recordings(record(Path(folder))) if r.num_rows][0]
+        real = next(r for r in load_recordings(record(Path(folder))) if r.num_rows)
     size = protocol.ROW.size
     offset, fmt = protocol.NUMBER_OFFSET["step"]
     rows = bytearray()
@@ -66,7 +66,8 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     crashed = [o.code for o in outcomes if o.kind.value == "crashed"]
     print(
-        f"| verdict over {RANKS} ranks x {STEPS} steps | {took:.1f} s (bar 10) | peak {peak:.2f} GiB (bar 1) | crashed {crashed or 'none'} | findings {[f.code for f in findings]} |"
+        f"| verdict over {RANKS} ranks x {STEPS} steps | {took:.1f} s (bar 10) | peak {peak:.2f} GiB (bar 1) "
+        f"| crashed {crashed or 'none'} | findings {[f.code for f in findings]} |"
     )
 
 

@@ -42,7 +42,8 @@ def whole(repeats: int) -> None:
 
 
 def second_launch(repeats: int) -> None:
-    """From the end of one script to the third step of the next, in one `harness run a.py b.py c.py ...`, against torchrun's start to there."""
+    """From the end of one script to the third step of the next, in one `harness run a.py b.py c.py "
+    "...`, against torchrun's start to there."""
     import time
 
     ours, theirs = [], []

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import parting, passes
+from harness.checks.lau import blame
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -38,6 +39,8 @@ class RankLocalDecision(Check):
         passes.several_ranks(run)
         if not any(True for _ in run.events("loop")):
             raise NotApplicable("no training loop was seen")
+        if blame.fell_alone(run):
+            return  # a rank failed by itself: it did not decide to leave
         found = parting.find(run)
         if found is None or found.exhausted or (not found.exits and (found.made is None or found.level == 0)):
             return

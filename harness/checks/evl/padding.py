@@ -40,6 +40,8 @@ class EvalPaddingDuplicates(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         passes.several_ranks(run)
         sampled = [p for p in passes.evaluating(run) if p.distributed is not None and p.exhausted]
+        if not sampled and passes.evaluating(run):
+            return  # evaluated without a sampler that pads
         if not sampled:
             raise NotApplicable("no evaluation pass over a distributed sampler")
         padded = [p for p in sampled if _padding(p) > 0]

@@ -124,6 +124,19 @@ def culprit(run: Run) -> Fall | None:
     return next((f for f in all_falls if not f.victim), all_falls[0] if all_falls else None)
 
 
+def fell_alone(run: Run) -> bool:
+    """Whether a rank fell for a reason of its own, outside any collective: what it then missed is no cause.
+
+    An abort inside a collective is not that: gloo aborts where sizes do not fit.
+    """
+    first = culprit(run)
+    if first is None or first.victim:
+        return False
+    if first.event is not None:
+        return not first.event["op"]
+    return run.ending.reason != "hang" and first.exit is not None and first.exit.code < 0 and first.exit.code != -signal.SIGABRT
+
+
 def only_victims(run: Run) -> bool:
     """Whether ranks fell, and every one of them because a peer went away."""
     all_falls = falls(run)

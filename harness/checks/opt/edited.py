@@ -44,10 +44,14 @@ class EditedOnOneRank(Check):
                 continue
             names = parting.param_names or replicas.final_names(run)
             yield self.finding(
-                f"parameters differ from step {first} on although gradients and hyper-parameters agree: {replicas.listed(names) if names else 'see notes'}",
+                f"parameters differ from step {first} on although gradients and hyper-parameters agree: "
+                f"{replicas.listed(names) if names else 'see notes'}",
                 where=facts.grad_site(opt, first),
                 ranks=run.rank_ids,
                 notes=[f"first seen after step {first} of {parting.steps}"],
-                help="find what writes to these parameters on some ranks only (an edit, a copy, an optimizer state that was loaded on one rank)",
+                help=(
+                    "find what writes to these parameters on some ranks only (an edit, a copy, an optimizer state that "
+                    "was loaded on one rank)"
+                ),
             )
             return

@@ -42,7 +42,8 @@ class SchedulerPerRank(Check):
             many = [n for n in counts.values() if n == run.world_size]
             if len(many) >= 3 and len(many) >= 0.9 * len(counts):
                 yield self.finding(
-                    f"the scheduler is stepped {run.world_size} times an optimizer step, once for each rank: its schedule ends {run.world_size} times too early",
+                    f"the scheduler is stepped {run.world_size} times an optimizer step, once for each rank: its schedule "
+                    f"ends {run.world_size} times too early",
                     where=events[-1][1].where,
                     ranks=run.rank_ids,
                     notes=[f"{len(many)} of {len(counts)} steps"],

@@ -48,7 +48,8 @@ class StaleOptimizer(Check):
                 continue
             if all(s.flags & FLAG_ALL_NONE for s in steps) and not optimizers.had_gradients(run, rank, opt):
                 yield self.finding(
-                    f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it holds parameters that the loss does not use",
+                    f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it "
+                    "holds parameters that the loss does not use",
                     where=event.where,
                     ranks=optimizers.ranks_of(rows, opt),
                     notes=[

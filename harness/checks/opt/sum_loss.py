@@ -49,7 +49,7 @@ class SumLoss(Check):
             raise NotApplicable("gradients are rescaled between the backward and the step")
         yield self.finding(
             f"the loss is a sum over the local batch; DDP divides its gradient by {run.world_size}",
-            where=sums[0][1].where,
+            where=where_of(sums[0][1]["made"]) or sums[0][1].where,
             ranks=replicas.rank_list([r for r, _ in sums]),
             notes=[f"operations at the root: {', '.join(sums[0][1]['root'] or ())}"],
             help="use the mean, or multiply the loss by dist.get_world_size()",

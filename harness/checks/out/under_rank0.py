@@ -25,9 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.lau import blame
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
-from harness.probe import protocol
 from harness.record import Run
 
 
@@ -44,7 +44,7 @@ class CollectiveUnderRank0(Check):
         if run.ending.reason != "hang" and not any(e.code for e in run.ending.exits):
             return  # a lone collective in a run that ended well is SYN122
         found = pairing.lone(run, pairs)
-        if found is not None and not any(_died_alone(run, rank) for rank in found.missing):
+        if found is not None and not blame.fell_alone(run):
             some, rest = ", ".join(map(str, found.ranks)), ", ".join(map(str, found.missing))
             yield self.finding(
                 f"{found.event['op']} is called on ranks {some} only; ranks {rest} never come to this statement",
@@ -53,9 +53,3 @@ class CollectiveUnderRank0(Check):
                 notes=[f"collective {found.n} there"],
                 help="call the collective on every rank: move it out of the rank-dependent branch",
             )
-
-
-def _died_alone(run: Run, rank: int) -> bool:
-    """Whether a rank failed outside any collective: it never came to the statement because it was gone."""
-    recording = run.ranks[rank]
-    return recording is None or any(not e["op"] for e in recording.of(protocol.FAILURE))

@@ -37,7 +37,9 @@ class FindUnusedNeedless(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         searching = [(rank, e) for rank, e in run.events("wrap") if e["find_unused"] and not e["static_graph"]]
         if not searching:
-            raise NotApplicable("find_unused_parameters is off")
+            if not any(True for _ in run.events("wrap")):
+                raise NotApplicable("no model is wrapped in DistributedDataParallel")
+            return
         looks: dict[int, dict[int, list[Event]]] = {}
         for rank, event in run.events("used"):
             if isinstance(event["index"], int):

@@ -39,7 +39,7 @@ class AutogradGradBypass(Check):
             raise NotApplicable("one process: there are no replicas to compare")
         used = list(run.events("autograd_grad"))
         if not used:
-            raise NotApplicable("torch.autograd.grad is not used on a wrapped model")
+            return
         facts = replicas.of(run)
         parted = any(p.num_param or p.num_grad for p in facts.partings.values()) or replicas.ends_differ(run)
         if parted and not facts.num_reduce:

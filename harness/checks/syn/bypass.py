@@ -42,14 +42,15 @@ class ForwardBypassesDdp(Check):
         parted = [p for p in facts.partings.values() if p.num_grad and set(p.grad_names or ("?",)) & (facts.ddp_names(p.opt) | {"?"})]
         if not hits or not parted:
             return
-        rank, first = hits[0]
+        _, first = hits[0]
         ranks = replicas.rank_list([r for r, _ in hits])
         yield self.finding(
             f"the loss does not go through DDP's forward: the gradients of {first['num']} parameters are never averaged",
             where=first.where,
             ranks=ranks,
             notes=[
-                f"{parted[0].num_grad} of {parted[0].steps} steps had gradients that differ between ranks, the first at step {parted[0].grad_step}",
+                f"{parted[0].num_grad} of {parted[0].steps} steps had gradients that differ between ranks, the first "
+                f"at step {parted[0].grad_step}",
                 f"for example {replicas.listed(first['names'] or [])}",
             ],
             help="call the DDP object itself (`ddp(...)`), not `ddp.module` or the model that was wrapped; let its forward return the loss",

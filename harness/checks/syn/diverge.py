@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check
+from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -35,6 +35,8 @@ class ReplicasDiverge(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
+        if any(True for _ in run.events("join")):
+            raise NotApplicable("Join is in use: ranks may take different numbers of steps")
         for opt, parting in sorted(facts.partings.items()):
             names = [n for n in (parting.grad_names or parting.param_names) if not facts.wrapped or n in facts.ddp_names(opt)]
             hand = (
@@ -43,11 +45,13 @@ class ReplicasDiverge(Check):
             if parting.num_param and names and (facts.wrapped or hand) and facts.same_opts:
                 what = "gradients" if parting.grad_step is not None else "parameters"
                 yield self.finding(
-                    f"replicas part at step {parting.grad_step if parting.grad_step is not None else parting.param_step}: {what} of {replicas.listed(names)} differ",
+                    f"replicas part at step {parting.grad_step if parting.grad_step is not None else parting.param_step}: "
+                    f"{what} of {replicas.listed(names)} differ",
                     where=facts.grad_site(opt, parting.grad_step),
                     ranks=run.rank_ids,
                     notes=[
-                        f"{parting.num_grad} of {parting.steps} steps with differing gradients, {parting.num_param} with differing parameters"
+                        f"{parting.num_grad} of {parting.steps} steps with differing gradients, {parting.num_param} with "
+                        "differing parameters"
                     ],
                     help="see what the script does to these parameters at that step on one rank only",
                 )

@@ -59,7 +59,8 @@ class ExtraCollective(Check):
                 return
         if found is not None and len({len(c) for c in pairs.columns}) > 1:
             yield self.finding(
-                f"{found.event['op']} is issued on ranks {', '.join(map(str, found.ranks))} only: the ranks' collectives are paired wrongly from there on",
+                f"{found.event['op']} is issued on ranks {', '.join(map(str, found.ranks))} only: the ranks' "
+                "collectives are paired wrongly from there on",
                 where=found.event.where,
                 ranks=found.ranks,
                 notes=[f"collectives a rank: {', '.join(str(len(c)) for c in pairs.columns)}"],

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -37,7 +37,7 @@ class FrozenModuleDiffers(Check):
         facts = replicas.require(run)
         columns = [r.of("others")[0]["models"] or [] for r in run.present if r.of("others")]
         if len(columns) < 2 or not all(columns):
-            raise NotApplicable("no frozen model beside the trained one")
+            return
         for others in zip(*columns, strict=False):
             one = others[0]
             if not all(o.get("called") and o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others):

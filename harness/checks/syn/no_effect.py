@@ -48,11 +48,13 @@ class SyncHasNoEffect(Check):
             if not replicas.starts_equal(run, opt) or replicas.agree_before(run, opt) or gradients.ever_agree(run):
                 continue
             yield self.finding(
-                f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks afterwards: the result is not written back",
+                f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks "
+                "afterwards: the result is not written back",
                 where=carrying[0].where,
                 ranks=run.rank_ids,
                 notes=[
-                    f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} collectives on rank 0 carried {sum(numels)} elements"
+                    f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} "
+                    f"collectives on rank 0 carried {sum(numels)} elements"
                 ],
                 help="copy the reduced values back in place: `p.grad.copy_(synced)`",
             )

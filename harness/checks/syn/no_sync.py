@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.probe.protocol import FLAG_DDP, FLAG_NO_SYNC
@@ -43,7 +43,7 @@ class StepWithoutSync(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
         if not any(True for _ in run.events("no_sync")):
-            raise NotApplicable("no_sync() is never used")
+            return
         alone = [
             s
             for s in run.steps()

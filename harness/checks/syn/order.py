@@ -42,7 +42,8 @@ class RegistrationOrderDiffers(Check):
             if names != first and sorted(names) == sorted(first):
                 at = next(i for i, (a, b) in enumerate(zip(first, names, strict=True)) if a != b)
                 yield self.finding(
-                    f"rank {rank} registers its parameters in another order than rank {columns[0][0]}: DDP averages `{first[at]}` with `{names[at]}`",
+                    f"rank {rank} registers its parameters in another order than rank {columns[0][0]}: DDP averages "
+                    f"`{first[at]}` with `{names[at]}`",
                     where=event.where,
                     ranks=(columns[0][0], rank),
                     notes=[f"position {at} of {len(names)}"],

@@ -49,7 +49,8 @@ class PartlySynced(Check):
                 continue
             where = next((e.where for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce") and e.step >= 1), None)
             yield self.finding(
-                f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} others are: {replicas.listed(wrong)}",
+                f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} "
+                f"others are: {replicas.listed(wrong)}",
                 where=where or facts.grad_site(opt),
                 ranks=run.rank_ids,
                 notes=[f"parameters differ after {parting.num_param} of {parting.steps} steps"],

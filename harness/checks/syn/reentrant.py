@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -38,11 +38,12 @@ class ReentrantCheckpointReuse(Check):
         facts = replicas.require(run, ddp=True)
         used = [(r, e) for r, e in run.events("checkpoint") if e["reentrant"] is True]
         if not used:
-            raise NotApplicable("no reentrant checkpointing")
+            return
         for parting in facts.partings.values():
             if parting.num_grad and parting.grad_names:
                 yield self.finding(
-                    f"reentrant checkpointing leaves {len(parting.grad_names)} parameters unsynchronised: {replicas.listed(parting.grad_names)}",
+                    f"reentrant checkpointing leaves {len(parting.grad_names)} parameters unsynchronised: "
+                    f"{replicas.listed(parting.grad_names)}",
                     where=used[0][1].where,
                     ranks=run.rank_ids,
                     notes=[f"{parting.num_grad} of {parting.steps} steps had gradients that differ between ranks"],

@@ -16,7 +16,8 @@ from harness.probe import protocol
 from harness.probe.protocol import Row
 from harness.record import Event, Recording, Run, Step
 
-MIN_STEPS = 1
+# Collectives that can carry gradients or parameters.
+MOVERS = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
 
 
 @dataclass
@@ -160,7 +161,7 @@ def _hand_synced(recording: Recording) -> int:
     """Elements that python-level reductions moved between the first and the last step: what a hand-written sync leaves behind."""
     return sum(
         int(e["numel"] or 0) for e in recording.of("coll")
-        if isinstance(e["numel"], int) and e.step >= 1 and e["op"] in ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
+        if isinstance(e["numel"], int) and e.step >= 1 and e["op"] in MOVERS
     )  # fmt: skip
 
 

@@ -49,7 +49,8 @@ class BatchSkipped(Check):
                 ahead = [r for r, n in enumerate(drawn) if n > min(drawn)]
                 if replicas.same_pass(run, step.index):
                     yield self.finding(
-                        f"rank {ahead[0]} drew {counts[ahead[0]]} batches before step {step.index}, the others {min(counts)}: a batch was skipped there",
+                        f"rank {ahead[0]} drew {counts[ahead[0]]} batches before step {step.index}, the others {min(counts)}: "
+                        "a batch was skipped there",
                         where=facts.grad_site(step.number("opt")[0], step.index),
                         ranks=ahead,
                         notes=["gradients of different batches are averaged from here on"],

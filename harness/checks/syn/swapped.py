@@ -49,6 +49,9 @@ class CollectiveOrderSwapped(Check):
                         where=other[n].where,
                         ranks=(pairs.ranks[0], pairs.ranks[i]),
                         notes=[f"collective {n}: {what[0]} on rank {pairs.ranks[0]} meets {what[1]} on rank {pairs.ranks[i]}"],
-                        help="issue collectives in one order on every rank: sort what you iterate over, take no rank-dependent branch around them",
+                        help=(
+                            "issue collectives in one order on every rank: sort what you iterate over, take no rank-dependent "
+                            "branch around them"
+                        ),
                     )
                     return

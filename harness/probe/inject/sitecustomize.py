@@ -8,8 +8,8 @@ def _chain() -> None:
     import os
     import sys
 
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  (pathlib costs 5 ms at every start)
-    sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != here]  # noqa: PTH100
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is not None and spec.loader is not None and spec.origin != __file__:
         module = importlib.util.module_from_spec(spec)
@@ -24,7 +24,7 @@ def _arm() -> None:
     folder = os.environ.get("_HARNESS_PROBE_DIR")
     if not folder or not os.environ.get("_HARNESS_RUN_DIR"):
         return
-    spec = importlib.util.spec_from_file_location("_harness_probe_bootstrap", os.path.join(folder, "bootstrap.py"))  # noqa: PTH118
+    spec = importlib.util.spec_from_file_location("_harness_probe_bootstrap", os.path.join(folder, "bootstrap.py"))
     if spec is None or spec.loader is None:
         return
     module = importlib.util.module_from_spec(spec)

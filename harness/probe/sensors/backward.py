@@ -2,7 +2,7 @@
 hand-written sync.
 
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
-"sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler.
+"sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler, made (the statement that made the loss).
 Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync.
 Event "gradients" (first 6 steps): opt, names {position: name}, local (sampled values after the last backward), synced (the same
 elements before a clip, or at the step), at_step.
@@ -15,7 +15,7 @@ import time
 import weakref
 from typing import Any
 
-from .. import digests, protocol, sites
+from .. import digests, protocol, sites, sources
 from ..patching import after, quiet, wrap
 from ..state import S, seq
 from . import ddp, graphs, manual, steps
@@ -75,6 +75,7 @@ def _describe(loss: Any, site: sites.Site) -> None:
             numel=int(loss.numel()),
             scaler=from_scaler is not None,
             rows=S.batch_rows,
+            made=sites.as_json(sources.loss_made_at(site[0], site[1]) or sites.UNKNOWN),
         )
 
 
@@ -154,7 +155,13 @@ def _look_for_bypass(wrapped: list[Any], loss: Any, site: sites.Site) -> None:
     for one in wrapped:
         hit = [one.names[i] for i in reached if i in one.names]
         if hit:
-            S.recorder.event("bypass", ddp.last_module_access() or site, index=one.index, num=len(hit), names=hit[:20])
+            S.recorder.event(
+                "bypass",
+                ddp.last_module_access() or sources.loss_made_at(site[0], site[1]) or site,
+                index=one.index,
+                num=len(hit),
+                names=hit[:20],
+            )
 
 
 def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None:

@@ -120,7 +120,8 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
 
 
 def _apply(original: Any) -> Any:
-    """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP hooked; one that changes nothing does not."""
+    """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP "
+    "hooked; one that changes nothing does not."""
     note = quiet(_note_move)
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from builder import event, recording, row, run
+
 from harness.probe import protocol
 from harness.record import Event, Run
 

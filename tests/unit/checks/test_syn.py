@@ -12,8 +12,36 @@ from harness.checks.engine import judge
 from harness.checks.out.under_rank0 import CollectiveUnderRank0
 from harness.checks.registry import all_checks
 from harness.checks.syn import (
-    added, alone, autograd_grad, buffers, bypass, clip_local, diverge, dtype, extra, frozen, frozen_differs, init_after_wrap, initial, moved, no_effect,
-    no_sync, none_grads, order, outside, partly, rebound, reentrant, shapes, skipped, sum_gradients, swapped, train_flag, unfrozen, unused, unused_one,
+    added,
+    alone,
+    autograd_grad,
+    buffers,
+    bypass,
+    clip_local,
+    diverge,
+    dtype,
+    extra,
+    frozen,
+    frozen_differs,
+    init_after_wrap,
+    initial,
+    moved,
+    no_effect,
+    no_sync,
+    none_grads,
+    order,
+    outside,
+    partly,
+    rebound,
+    reentrant,
+    shapes,
+    skipped,
+    sum_gradients,
+    swapped,
+    train_flag,
+    unfrozen,
+    unused,
+    unused_one,
 )  # fmt: skip
 from harness.model import OutcomeKind
 from harness.probe.protocol import FLAG_DDP, FLAG_NO_SYNC
@@ -53,7 +81,7 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "unused_one": (unused_one, two_ranks(extra=lambda r: [event("loss", line=30)] + [event("no_gradient", opt=0, names=["1.weight"])] * r), 30),
     "reentrant": (reentrant, two_ranks(each=GRADS_DIFFER, extra=lambda r: [event("checkpoint", line=12, reentrant=True)], wrong={"grad": (1,)}), 12),
     "autograd_grad": (autograd_grad, two_ranks(each=by_rank(param=(6, 66), num_reduce=(0, 0)), extra=lambda r: [event("autograd_grad", line=35, num=4)]), 35),
-    "outside": (outside, two_ranks(each=GRADS_DIFFER, setup_of=lambda r: setup(r, **{"ddp": True}) if False else
+    "outside": (outside, two_ranks(each=GRADS_DIFFER, setup_of=lambda r: setup(r, ddp=True) if False else
                                    [*setup(r)[:3], event("params", line=22, opt=0, kind="SGD", names=NAMES, numels=[1] * 4, ddp=[0, 0, 0, -1], owned=[True] * 4)],
                                    wrong={"grad": (3,), "param": (3,)}), 22),
     "frozen_differs": (frozen_differs, two_ranks(extra=lambda r: [event("others", models=[{"module": "Linear", "num": 2, "digest": r, "called": True,
