@@ -22,8 +22,8 @@ class SinceStep:
 
     __slots__ = (
         "all_seq", "backward_s", "batch", "coll", "coll_s", "data_s", "draws", "eval_backward", "first_sync", "grad_norm", "index",
-        "last_no_sync", "loss_sum", "num_backward", "num_batches", "num_coll", "num_forward", "num_reduce", "
-        ""num_samples", "python_seq", "queue",
+        "last_no_sync", "loss_sum", "num_backward", "num_batches", "num_coll", "num_forward", "num_reduce",
+        "num_samples", "python_seq", "queue",
         "scale", "start", "step_began", "zeroed",
     )  # fmt: skip
 

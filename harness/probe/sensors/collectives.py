@@ -16,8 +16,8 @@ from ..patching import quiet, wrap
 from ..state import S, mix, seq
 
 OPS = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "
-    ""reduce_scatter", "reduce_scatter_tensor",
+    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
+    "reduce_scatter", "reduce_scatter_tensor",
     "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list",
     "scatter_object_list", "all_reduce_coalesced", "send", "recv", "isend", "irecv", "batch_isend_irecv",
 )  # fmt: skip
