@@ -189,10 +189,9 @@ def epoch_origin(frames: list[sites.Site]) -> sites.Site | None:
 
 
 def _makes_number(statement: ast.stmt) -> bool:
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Div) or (isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "mean")):
-            return True
-    return False
+    return any(
+        isinstance(node, ast.Div) or (isinstance(node, ast.Attribute) and node.attr in ("item", "tolist", "mean")) for node in ast.walk(statement)
+    )
 
 
 def _loops_around(tree: ast.Module, line: int) -> list[ast.For | ast.While]:
