@@ -18,9 +18,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def make_plan(**changes: Any) -> Plan:
-    scenario = changes.pop("scenario", Scenario("train", "/work/project/train.py"))
+    scenario = changes.pop("scenario", Scenario("train", "/home/u/project/train.py"))
     return replace(
-        Plan(run_id="0123456789abcdef", scenario=scenario, script_args=("--lr", "0.1"), nproc=2, cwd="/work/project", python="python"),
+        Plan(run_id="0123456789abcdef", scenario=scenario, script_args=("--lr", "0.1"), nproc=2, cwd="/home/u/project", python="python"),
         **changes,
     )
 
@@ -79,7 +79,7 @@ FINDING = Finding(
     "sampler-epoch-not-set",
     Severity.ERROR,
     "epochs 0, 1 and 2 drew the same sample order",
-    Where("/work/project/train.py", 41, "main", "for x, y in loader:"),
+    Where("/home/u/project/train.py", 41, "main", "for x, y in loader:"),
     (0, 1),
     ("1024 of 1024 positions identical",),
     "call `sampler.set_epoch(epoch)` before the loop",
@@ -118,7 +118,7 @@ class FakeLoss(Check):
         return (
             []
             if losses[-1] < losses[0]
-            else [self.finding("the loss rose", where=Where("/work/project/train.py", 7, "main", "loss.backward()"))]
+            else [self.finding("the loss rose", where=Where("/home/u/project/train.py", 7, "main", "loss.backward()"))]
         )
 
 

@@ -14,12 +14,12 @@ from harness.report import console, figures
 from harness.report.console import Style, finding_lines, render, style_for
 
 PLAIN = Style()
-FOLDER = Path("/work/project/.harness/20260101-000000-train")
+FOLDER = Path("/home/u/project/.harness/20260101-000000-train")
 TRACE = (
     "Traceback (most recent call last):\n"
     '  File "<frozen runpy>", line 198, in _run_module_as_main\n'
     '  File "/site/harness/launch/warm_rank.py", line 9, in main\n    run()\n'
-    '  File "/work/project/train.py", line 12, in main\n    x = 1 / 0\n        ~~^~~\n'
+    '  File "/home/u/project/train.py", line 12, in main\n    x = 1 / 0\n        ~~^~~\n'
     "ZeroDivisionError: division by zero\n"
 )
 
@@ -59,10 +59,10 @@ def samples() -> dict[str, str]:
         consequences=("MEM103",),
     )
     return {
-        "sane": render(make_run(reference=reference), verdict_of(make_run(reference=reference), 0), FOLDER, "/work/project", PLAIN),
-        "findings": render(healthy, verdict_of(healthy, 1, (warning, FINDING)), FOLDER, "/work/project", PLAIN),
-        "failed": render(failing, verdict_of(failing, 1), FOLDER, "/work/project", PLAIN),
-        "nothing_checked": render(silent, verdict_of(silent, 5, (), nothing), FOLDER, "/work/project", PLAIN),
+        "sane": render(make_run(reference=reference), verdict_of(make_run(reference=reference), 0), FOLDER, "/home/u/project", PLAIN),
+        "findings": render(healthy, verdict_of(healthy, 1, (warning, FINDING)), FOLDER, "/home/u/project", PLAIN),
+        "failed": render(failing, verdict_of(failing, 1), FOLDER, "/home/u/project", PLAIN),
+        "nothing_checked": render(silent, verdict_of(silent, 5, (), nothing), FOLDER, "/home/u/project", PLAIN),
         "header": console.header(make_plan(), PLAIN) + "\n",
     }
 
@@ -73,7 +73,7 @@ def test_golden(name: str) -> None:
 
 
 def test_a_finding_reads_like_a_compilers() -> None:
-    assert "\n".join(finding_lines(FINDING, PLAIN, "/work/project")) == (
+    assert "\n".join(finding_lines(FINDING, PLAIN, "/home/u/project")) == (
         "error[DAT101]: sampler-epoch-not-set: epochs 0, 1 and 2 drew the same sample order\n"
         "  --> train.py:41 (ranks 0-1)\n"
         "   |  for x, y in loader:\n"
@@ -140,7 +140,7 @@ def test_a_rank_that_never_reported_is_said() -> None:
         (0, Ending(exits=exits(0, 0)), {}, "harness report '/runs/a b' --format json"),
         (1, Ending(exits=exits(0, 1)), {}, "less '/runs/a b'/logs/rank1.log"),
         (1, Ending("hang"), {}, "harness report '/runs/a b'"),
-        (4, Ending(started=False), {}, "harness run /work/project/train.py --launcher torchrun"),
+        (4, Ending(started=False), {}, "harness run /home/u/project/train.py --launcher torchrun"),
         (4, Ending(started=False), {"launcher": "torchrun"}, "harness report '/runs/a b'"),
         (5, Ending(exits=exits(0, 0)), {}, "harness run ddp_cifar"),
     ],

@@ -30,7 +30,7 @@ def test_a_testcase_a_check() -> None:
     failure = case(root, "DAT101").find("failure")
     assert failure is not None
     assert failure.get("type") == "error[DAT101]"
-    assert "--> /work/project/train.py:41" in (failure.text or "")
+    assert "--> /home/u/project/train.py:41" in (failure.text or "")
     skipped = case(root, "MEM103").find("skipped")
     assert skipped is not None
     assert skipped.get("message") == "inconclusive: 40 steps; a trend needs 200"

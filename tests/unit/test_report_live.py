@@ -110,7 +110,7 @@ def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
 
 def test_suspects_are_marked_as_provisional() -> None:
     stream = io.StringIO()
-    Live(stream, Style(), cwd="/work/project").suspect(FINDING)
+    Live(stream, Style(), cwd="/home/u/project").suspect(FINDING)
     assert (
         stream.getvalue() == "suspect error[DAT101]: sampler-epoch-not-set: epochs 0, 1 and 2 drew the same sample order at train.py:41\n"
     )

@@ -22,7 +22,7 @@ loss = ddp.module(x)
 """
 
 
-def at(line: int, code: str = "DAT101", text: str = "", file: str = "/work/project/train.py") -> object:
+def at(line: int, code: str = "DAT101", text: str = "", file: str = "/home/u/project/train.py") -> object:
     return replace(FINDING, code=code, where=Where(file, line, "main", text))
 
 

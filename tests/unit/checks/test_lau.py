@@ -106,7 +106,7 @@ Thread 0x1 (most recent call first):
 
 Current thread 0x2 (most recent call first):
   File "/usr/lib/python3.11/site-packages/torch/distributed/c10d.py", line 900 in all_reduce
-  File "/work/harness/probe/sensors/collectives.py", line 80 in collective
+  File "/home/u/harness/probe/sensors/collectives.py", line 80 in collective
   File "/home/u/train.py", line 61 in sync
 """
 
