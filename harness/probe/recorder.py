@@ -48,7 +48,7 @@ class Recorder:
         self._op = b""
         self._op_since = 0
         self._site = b""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler of the user's may come here while this very thread holds it
         self._stem = ""
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,18 @@ class State:
 
     def __init__(self) -> None:
         self.recorder: Recorder = None  # type: ignore[assignment]  # set by arm() before any hook exists
-        self.busy = False  # the probe itself is at work: its own torch calls are not observed
+        self._at_work = threading.local()
         self.reset()
+
+    @property
+    def busy(self) -> bool:
+        """The probe itself is at work in this thread: its own torch calls are not observed. Other threads are: a loader that is drained in a
+        thread of the user's must not hide a step of the main thread."""
+        return getattr(self._at_work, "yes", False)
+
+    @busy.setter
+    def busy(self, value: bool) -> None:
+        self._at_work.yes = value
 
     def reset(self) -> None:
         self.since = SinceStep()

@@ -13,6 +13,7 @@ from harness.model import Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
 
+ABORT = -6
 KILLED = (-6, -7, -9, -11)  # abort, bus error, kill, segmentation fault; a launcher ends the others of a failed gang with TERM
 
 
@@ -173,10 +174,17 @@ def _failed_before_the_others(run: Run, rank: int) -> bool:
 
 def _is_behind(run: Run, rank: int, own: list[Pass]) -> bool:
     """Whether a rank that opened no further pass has left the loop around them: it is known to be elsewhere, and was not killed."""
-    killed = run.ending.reason == "exited" and any(e.rank == rank and e.code in KILLED and not e.by_us for e in run.ending.exits)
+    ends = [e for e in run.ending.exits if e.rank == rank and e.code in KILLED and not e.by_us]
+    killed = run.ending.reason == "exited" and bool(ends) and not (ends[0].code == ABORT and _in_collective(run, rank))
     if killed or _failed_before_the_others(run, rank):
         return False
     return _inside(run, rank, _ranges(_loop_event(run, own[-1].where))[1:]) is False
+
+
+def _in_collective(run: Run, rank: int) -> bool:
+    """Whether the last thing that a rank told is a collective: gloo aborts where it meets another one of the peers."""
+    recording = run.ranks[rank]
+    return recording is not None and bool(recording.events) and recording.events[-1].kind == "coll"
 
 
 def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None:

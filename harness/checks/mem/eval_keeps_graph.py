@@ -31,6 +31,7 @@ from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run, where_of
 
 MIN_KEPT = 4
+MIN_AGAIN = 3  # evaluations
 SHARE = 0.8  # of the forwards' graphs that are alive at once
 
 
@@ -43,7 +44,7 @@ class EvalKeepsGraph(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         if not any(not e["training"] for r in run.processes for e in r.of("mode")):
             raise NotApplicable("no model was put into eval mode")
-        kept = [(rank, r, e) for rank, r in _all(run) for e in r.of("eval_graphs") if _keeps(e)]
+        kept = [(rank, r, e) for rank, r in _all(run) for e in r.of("eval_graphs") if _keeps(e, r.of("eval_graphs"))]
         if kept:
             rank, _, event = max(kept, key=lambda item: item[2]["peak"])
             yield self._finding(event, event["peak"], event["forwards"], sorted({k[0] for k in kept}), rank)
@@ -86,8 +87,10 @@ def _alive(event: Event) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _keeps(event: Event) -> bool:
+def _keeps(event: Event, others: list[Event]) -> bool:
     peak, forwards = event["peak"], event["forwards"]
     if not isinstance(peak, int) or not isinstance(forwards, int) or event["used"]:
         return False
-    return peak >= MIN_KEPT and peak >= SHARE * forwards
+    every = [e for e in others if e["peak"] == e["forwards"] and isinstance(e["peak"], int) and e["peak"] >= 2 and not e["used"]]
+    again = len(every) >= MIN_AGAIN and peak == forwards  # short evaluations, each of which keeps all it computes
+    return (peak >= MIN_KEPT or again) and peak >= 2 and peak >= SHARE * forwards

@@ -54,11 +54,13 @@ class BufferNotReduced(Check):
         for events in zip(*columns, strict=False):
             tables = [e["buffers"] or {} for e in events]
             wrong = [n for n in tables[0] if len({t.get(n) for t in tables}) > 1]
+            inner = bool(events[0]["inner"]) and bool(wraps[0]["broadcast_buffers"])  # statistics one step apart: small, and common
             if wrong:
                 yield self.finding(
                     f"evaluation runs with buffers that differ between ranks: {replicas.listed(wrong)}",
                     where=events[0].where,
                     ranks=run.rank_ids,
+                    severity=Severity.ADVICE if inner else None,
                     notes=[f"broadcast_buffers={wraps[0]['broadcast_buffers']}"],
                     help="keep broadcast_buffers=True, use SyncBatchNorm, or average the buffers before evaluating",
                 )

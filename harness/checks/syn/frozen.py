@@ -33,7 +33,7 @@ class FrozenAfterWrap(Check):
     code = "SYN107"
     name = "frozen-after-wrap"
     severity = Severity.ERROR
-    explains = ("LAU101", "SYN110", "SYN111", "HNG*")
+    explains = ("LAU101", "SYN110", "SYN111", "SYN127", "OPT111", "HNG*")
 
     def end(self, run: Run) -> Iterable[Finding]:
         if run.world_size < 2 or not any(True for _ in run.events("wrap")):

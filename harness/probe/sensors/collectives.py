@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import time
+from inspect import CO_OPTIMIZED
+from types import FrameType
 from typing import Any
 
 from .. import failures, sites
@@ -88,12 +90,23 @@ def _names_of(tensor: Any) -> list[str]:
     if frame is None:
         return []
     found: list[str] = []
-    for name, value in list(frame.f_locals.items())[:100]:
+    variables = frame.f_locals
+    for name, value in list(variables.items())[:100]:
         if value is tensor:
             found.append(name)
         elif type(value) is dict:
             found.extend(f"{name}[{key}]" for key, entry in list(value.items())[:50] if entry is tensor)
+    _let_go(frame, variables)
     return sorted(found)[:6]
+
+
+def _let_go(frame: FrameType, variables: dict[str, Any]) -> None:
+    """Before Python 3.13 a function's frame keeps the dict that reading f_locals made, and with it every tensor and graph that was in a
+    variable then. It is emptied, unless the script itself holds it (three references: the frame's, ours, the call's)."""
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(variables) <= 4:
+        code = frame.f_code
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            variables.pop(name, None)
 
 
 def _make(op: str) -> Any:

@@ -4,7 +4,7 @@ Event "wrapping" (before the constructor): names, shapes, numels in registration
 Event "wrap" (after it): index, module, names, requires_grad, dtypes, devices, device_ids, find_unused, static_graph, broadcast_buffers,
 buffers, each (parameter digests after DDP's own broadcast), group_size, comm_hook.
 Event "wrap_changed": index, what ("added" | "rebound" | "unfrozen" | "frozen" | "cast"), names; `site` is the statement where it is known.
-Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20).
+Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20), inner (the model was called around DDP).
 Event "wrap_moved": index, site; a cast or move after wrapping gave parameters new storage: DDP's hooks sit on the old accumulators.
 Event "no_sync" (first time a statement enters it): index, site. Event "apply": site; `module.apply(fn)` after wrapping.
 Event "bypass": index; a backward reached parameters of a wrapped module whose forward DDP did not run since the last step.
@@ -20,6 +20,18 @@ from .. import digests, names, sites, sources
 from ..patching import after, before, quiet, wrap
 from ..state import S, mix
 from . import graphs
+
+def note_inner_eval(module: Any) -> None:
+    """A wrapped model evaluated around DDP: its buffers are what this rank's last forward left, no broadcast came between."""
+    wrapped = next((w for w in S.ddps if (m := w.ref()) is not None and m.module is module), None)
+    if wrapped is None or wrapped.eval_looks >= 20:
+        return
+    table = dict(module.named_buffers())
+    if table:
+        wrapped.eval_looks += 1
+        each = digests.of_tensors(list(table.values()))[1]
+        S.recorder.event("wrap_eval", sites.here(4), index=wrapped.index, inner=True, buffers=dict(zip(table, each, strict=True)))
+
 
 _edits: dict[tuple[int, str], sites.Site] = {}  # (id of owner module, attribute) -> statement that set a module or parameter
 _grad_edits: list[sites.Site] = []  # statements that called requires_grad_ since the last look
@@ -253,7 +265,7 @@ def _forward(original: Any) -> Any:
         S.recorder.progress()
         if model.training or S.steps < 4:
             tensors = digests.of_batch((args, kwargs))
-            if tensors:
+            if tensors and tensors[0].device.type == "cpu":  # a device batch would be waited for
                 S.since.batch = mix(S.since.batch, digests.of_tensors(tensors[:4])[0])
                 S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
         if S.steps < 64 or S.steps % 16 == 0:

@@ -87,7 +87,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
     if tensor.device.type == "cpu":
         _write(site, fields, both)
         return
-    host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+    host = torch.empty(both.shape, dtype=both.dtype, device="cpu", pin_memory=True)
     host.copy_(both, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
     arrived.record()

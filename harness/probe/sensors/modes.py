@@ -12,7 +12,7 @@ from typing import Any
 from .. import names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
-from . import forwards, graphs, rng
+from . import ddp, forwards, graphs, rng
 
 _depth = [0]
 _hook: list[Any] = []
@@ -69,6 +69,7 @@ def _watch_eval(module: Any, mode: bool) -> None:
 def _after_eval_forward(module: Any, output: Any) -> None:
     import torch
 
+    ddp.note_inner_eval(module)
     if torch.is_grad_enabled():
         graphs.watch(output, "eval")
 

@@ -157,12 +157,27 @@ def _arm_numpy(numpy: ModuleType) -> None:
     after(numpy.random, "seed", _note_seed("numpy"))
 
 
+def _remember_constructors() -> None:
+    """`with torch.device(...)` and set_default_device know the functions that they speak to by a set, made at first use from what torch.rand
+    and the like are then: it has to hold the originals, which torch hands to it, not our stand-ins."""
+    try:
+        from torch.utils import _device
+
+        _device._device_constructors()  # type: ignore[no-untyped-call]
+    except (ImportError, AttributeError):  # another torch version
+        S.recorder.errors += 1
+
+
 def arm() -> None:
     import torch
 
+    _remember_constructors()
     for name in FUNCTIONS:
-        _originals.append((torch, name, getattr(torch, name)))
-        wrap(torch, name, _make(name))
+        original = getattr(torch, name)
+        if wrap(torch, name, _make(name)):
+            _originals.append((torch, name, original))
+            drawn = getattr(torch, name)
+            drawn.__module__, drawn.__qualname__ = "torch", name  # so that it pickles by name, as the builtin does
     for name in METHODS:  # inherited from the C base class: shadowed on torch.Tensor, and uncovered again by disarm
         _originals.append((torch.Tensor, name, None))
         setattr(torch.Tensor, name, _make(name)(getattr(torch.Tensor, name)))

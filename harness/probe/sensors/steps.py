@@ -223,7 +223,7 @@ def _device_loss(loss: Any) -> float | None:
     import torch as untyped
 
     torch: Any = untyped
-    host = torch.empty((), dtype=torch.float32, pin_memory=True)
+    host = torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True)  # whatever the script's default device is
     host.copy_(loss.detach().float().mean(), non_blocking=True)
     event = torch.cuda.Event()
     event.record()
