@@ -104,7 +104,7 @@ def supervised_ending(folder: Path) -> Ending:
                 )
             elif event.get("ev") == "ending":
                 left = tuple(str(thing) for thing in event["left_behind"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
     return Ending(reason="interrupted", started=started, exits=tuple(exits), left_behind=left)
 
@@ -120,7 +120,7 @@ def open_folder(path: Path) -> Folder:
         plan,
         _judging(raw.get("judging")),
         cores if isinstance(cores, int) and cores > 0 else num_cores(),
-        tuple(str(word) for word in raw.get("command") or ()),
+        tuple(str(word) for word in command) if isinstance(command := raw.get("command"), list) else (),
         report if isinstance(report, dict) else {},
     )
 

@@ -232,7 +232,7 @@ def read_logs(folder: Path) -> dict[int, str]:
         return logs
     for path in sorted(log_dir.glob("rank*.log")):
         digits = path.stem.removeprefix("rank")
-        if digits.isdigit() and path.is_file() and not path.is_symlink():
+        if digits.isdecimal() and path.is_file() and not path.is_symlink():
             logs[int(digits)] = _ends_of(path)
     return logs
 

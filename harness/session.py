@@ -122,11 +122,17 @@ class Session:
         plan, started_ns = job.plan, time.time_ns()
         folder = rundir.create(plan.scenario.name, job.settings["out"], self.cwd)
         argv = self._write_plan(plan, folder, judging)
-        rundir.write_json(folder / protocol.REPORT_FILE, {**report_json.running(plan, argv, started_ns), "controller": _identity()})
+        try:
+            rundir.write_json(folder / protocol.REPORT_FILE, {**report_json.running(plan, argv, started_ns), "controller": _identity()})
+        except OSError as error:
+            raise UsageError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}; name another folder with --out") from None
         self.live.begin(plan)
         ending = self.supervise(plan, folder, judging, fail_fast=job.settings["fail_fast"])
         if job.reference is not None and ending.reason == "exited" and all(e.code == 0 for e in ending.exits) and ending.started:
-            self._run_reference(job.reference, folder, judging)
+            try:
+                self._run_reference(job.reference, folder, judging)
+            except (OSError, UsageError) as error:  # the run itself is there to be judged
+                self.live.note(f"no reference run: {str(error).lower()}")
         return self._settle(plan, folder, ending, judging, argv, started_ns)
 
     def _write_plan(self, plan: Plan, folder: Path, judging: Judging) -> list[str]:

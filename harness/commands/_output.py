@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -49,10 +50,18 @@ def emit(wanted: Sequence[Target], render: Mapping[str, Callable[[], str]]) -> N
     for target in wanted:
         text = render[target.kind]()
         if target.file is None:
-            sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
-            sys.stdout.flush()
+            _print(text if text.endswith("\n") or not text else text + "\n")
         else:
             write_file(target, text)
+
+
+def _print(text: str) -> None:
+    """A reader that leaves early (`| head`) does not change the verdict, nor its exit code."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_file(target: Target, text: str) -> None:

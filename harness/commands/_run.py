@@ -30,6 +30,8 @@ def run_scripts(args: argparse.Namespace) -> int:
         raise UsageError(f"arguments after -- go to one script, but {len(scenarios)} are named; run them one by one")
     if general["launcher"] == "inline" and not console_on_stdout(wanted):
         raise UsageError("--launcher inline gives standard output to the script; write the report into a file: --format json=FILE")
+    if general["out"] is not None and len({s.name for s in scenarios}) < len(scenarios):
+        raise UsageError("--out takes one folder a script name, but two scripts bear the same name; run them one by one")
     jobs = [_job(scenario, args, script_args, cwd, several=len(scenarios) > 1) for scenario in scenarios]
     if args.dry_run:
         return _dry_run(jobs, wanted)

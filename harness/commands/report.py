@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     alive = _still_running(folder)
     result, verdict = replay.recover(folder, judging, alive=alive)
     status = folder.status if folder.status not in ("", "running") else "running" if alive else "recovered"
-    document = report_json.finished(result, verdict, folder.command, int(folder.report.get("started_ns") or 0), status)
+    started_ns = folder.report.get("started_ns")
+    document = report_json.finished(result, verdict, folder.command, started_ns if isinstance(started_ns, int) else 0, status)
     if status == "recovered" and folder.status != "recovered":
         _finish(folder.path, document)
     style = console.style_for(os.environ, sys.stdout.isatty())

@@ -57,7 +57,7 @@ def header(plan: Plan, style: Style) -> str:
     facts = [f"{world} rank{'s' * (plan.world_size > 1)}", f"launcher {plan.launcher}", f"device {plan.device}"]
     if plan.backend != "auto":
         facts.append(f"backend {plan.backend}")
-    line = f"harness {__version__}: {one_line(plan.scenario.name)} ({', '.join(facts)})"
+    line = one_line(f"harness {__version__}: {plan.scenario.name} ({', '.join(facts)})")
     call = " ".join([shown_path(plan.scenario.path, plan.cwd), *plan.script_args])
     return style.paint(line, "bold") + "\n" + style.paint(f"  {one_line(call, 300)}", "dim")
 
@@ -231,7 +231,7 @@ def _how_failed(verdict: Verdict) -> str:
     if ending.reason == "timeout":
         return f"ended at the limit of {duration(verdict.plan.timeout_s)}; raise it with --timeout"
     failed = [e.rank for e in ending.exits if e.code != 0 and not e.by_us]
-    return f"{ranks_phrase(failed)} failed"
+    return f"{ranks_phrase(failed)} failed" if failed else gist(ending.launcher_error)
 
 
 def _launcher_error(verdict: Verdict) -> str:
@@ -287,7 +287,7 @@ def render(run: Run, verdict: Verdict, folder: Path, cwd: str, style: Style) -> 
     blocks.append(last)
     blocks.append(not_judged_lines(verdict, style))
     blocks.append([
-        f"{'report':12}{shown}/report.json", verdict_line(verdict, style), f"{'next':12}{next_command(verdict, shown)}",
+        f"{'report':12}{shown}/report.json", verdict_line(verdict, style), f"{'next':12}{one_line(next_command(verdict, shown))}",
     ])  # fmt: skip
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 

@@ -82,7 +82,8 @@ def _describe(loss: Any, site: sites.Site) -> None:
 def _check_zeroed() -> None:
     """Whether each optimizer's gradients are zero or None now; remembered until its step."""
     for optimizer in list(_optimizers):
-        if not getattr(_marks.get(id(optimizer)), "zeroed", False):
+        if not mark(optimizer).zeroed:
+            versions = mark(optimizer).versions
             nonzero = False
             looked = 0
             for group in optimizer.param_groups:
@@ -91,15 +92,17 @@ def _check_zeroed() -> None:
                         looked += 1
                         nonzero = nonzero or bool(digests.sampled(p.grad).any())
                     elif p.grad is not None and p.grad.device.type != "cpu":
-                        nonzero = True  # would wait for the device; zero_grad() is seen instead
+                        # its value would wait for the device: what nobody has written to since the last step or backward is as it was
+                        nonzero = nonzero or versions.get(id(p), p.grad._version) == p.grad._version
             if not nonzero:
                 mark(optimizer).zeroed = True
 
 
 class Mark:
-    __slots__ = ("stepped", "zeroed")
+    __slots__ = ("stepped", "versions", "zeroed")
 
     def __init__(self) -> None:
+        self.versions: dict[int, int] = {}  # of gradients on a device, after the last backward or before the last step
         self.zeroed = False
         self.stepped = False
 
@@ -113,6 +116,20 @@ def mark(optimizer: Any) -> Mark:
         found = _marks[id(optimizer)] = Mark()
         weakref.finalize(optimizer, _marks.pop, id(optimizer), None).atexit = False
     return found
+
+
+def _note_versions(optimizer: Any) -> None:
+    if _on_device(optimizer):
+        mark(optimizer).versions = {id(p): p.grad._version for g in optimizer.param_groups for p in g["params"] if p.grad is not None}
+
+
+def _on_device(optimizer: Any) -> bool:
+    return any(p.device.type != "cpu" for g in optimizer.param_groups for p in g["params"][:1])
+
+
+def _after_zero_grad(result: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    if _on_device(optimizer):
+        mark(optimizer).zeroed = True
 
 
 def _enter(loss: Any, site: sites.Site) -> None:
@@ -175,8 +192,9 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
         wrapped.forwards = 0  # one forward arms the reducer for one backward
     if loss.grad_fn is not None:
         manual.remember(loss)
-    if S.steps < GRADIENT_STEPS:
-        for optimizer in list(_optimizers):
+    for optimizer in list(_optimizers):
+        _note_versions(optimizer)
+        if S.steps < GRADIENT_STEPS:
             _local[id(optimizer)] = _values(optimizer)
     S.recorder.progress()
 
@@ -224,6 +242,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     m = mark(optimizer)
     S.since.zeroed = m.zeroed or not m.stepped
     m.zeroed, m.stepped = False, True
+    _note_versions(optimizer)
     if S.steps < GRADIENT_STEPS:
         local, at_step = _local.pop(id(optimizer), {}), _values(optimizer)
         synced = _unclipped.pop(id(optimizer), at_step)
@@ -325,6 +344,7 @@ def arm() -> None:
     wrap(torch.autograd, "backward", _make)
     wrap(torch.autograd, "grad", _grad)
     after(torch.optim.Optimizer, "__init__", _after_optimizer)
+    after(torch.optim.Optimizer, "zero_grad", _after_zero_grad)
     after(torch.amp.GradScaler, "scale", _after_scale)
     steps.at_step.append(_at_step)
 

@@ -163,7 +163,7 @@ def _remember_constructors() -> None:
     try:
         from torch.utils import _device
 
-        _device._device_constructors()  # type: ignore[no-untyped-call]
+        _device._device_constructors()
     except (ImportError, AttributeError):  # another torch version
         S.recorder.errors += 1
 
