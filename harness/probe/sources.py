@@ -31,6 +31,22 @@ def assignments(file: str, attribute: str) -> list[Site]:
 
 
 @cache
+def writes(file: str, line: int, attribute: str) -> Site | None:
+    """The first statement of the function at `line` that assigns to `.attribute` or calls an in-place method (`mul_`, `copy_`, ...) of it."""
+    tree = _tree(file)
+    for scope in ast.walk(tree) if tree is not None else ():
+        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and scope.lineno <= line <= scope.lineno + len(scope.decorator_list) + 1:
+            for node in sorted((n for n in ast.walk(scope) if isinstance(n, ast.Attribute)), key=lambda n: n.lineno):
+                if node.attr == attribute and (isinstance(node.ctx, ast.Store) or _in_place(scope, node)):
+                    return (file, node.lineno, scope.name)
+    return None
+
+
+def _in_place(scope: ast.AST, owner: ast.Attribute) -> bool:
+    return any(isinstance(n, ast.Attribute) and n.value is owner and n.attr.endswith("_") and not n.attr.endswith("__") for n in ast.walk(scope))
+
+
+@cache
 def loss_made_at(file: str, line: int) -> Site | None:
     """The statement that made the loss of a backward at `line`: the nearest assignment before it, in "
     "the same function, to the name it is called on."""

@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, where_of
 
 
 class BufferNotReduced(Check):
@@ -44,9 +44,9 @@ class BufferNotReduced(Check):
         if len(differing) >= 2:
             yield self.finding(
                 f"buffers that forward updates differ between ranks after {len(differing)} steps: each follows its own shard",
-                where=wraps[0].where,
+                where=where_of(wraps[0]["own_buffer_site"]) or wraps[0].where,
                 ranks=run.rank_ids,
-                notes=[f"buffers: {replicas.listed(wraps[0]['buffers'] or [])}"],
+                notes=[f"buffers: {replicas.listed(wraps[0]['own_buffers'] or wraps[0]['buffers'] or [])}"],
                 help="all-reduce the statistic inside forward before it enters the buffer",
             )
             return

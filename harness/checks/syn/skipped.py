@@ -57,3 +57,25 @@ class BatchSkipped(Check):
                         help="decide on all ranks together (all-reduce the condition) before skipping a batch",
                     )
                 return
+        yield from self._went_dry(run, facts)
+
+    def _went_dry(self, run: Run, facts: replicas.Replicas) -> Iterable[Finding]:
+        """A run that broke: a rank drew the rest of a pass without stepping, in a loop that stepped at every batch before."""
+        if run.finished:
+            return
+        for rank, recording in enumerate(run.ranks):
+            passes = [e for e in recording.of("pass") if e["backwards"]] if recording is not None else []
+            whole = [e for e in passes if e["complete"] and e["steps"] == e["num_batches"]]
+            dry = [e for e in passes if e["num_batches"] > e["steps"] + 1 and e["loader"] in {w["loader"] for w in whole}]
+            others = [
+                e for r, other in enumerate(run.ranks) if r != rank and other for e in other.of("pass") if e["num_batches"] > e["steps"] + 1
+            ]
+            if dry and not others:
+                yield self.finding(
+                    f"rank {rank} drew {dry[0]['num_batches']} batches of a pass and took {dry[0]['steps']} steps: it skips batches that the others train on",
+                    where=facts.grad_site(0, max(0, dry[0].step - 1)),
+                    ranks=(rank,),
+                    notes=[f"before, it took a step for each of {whole[0]['num_batches']} batches"],
+                    help="decide on all ranks together (all-reduce the condition) before skipping a batch; do not swallow an exception on one rank",
+                )
+                return

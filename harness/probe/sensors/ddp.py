@@ -122,6 +122,8 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
         find_unused=bool(self.find_unused_parameters),
         static_graph=bool(getattr(self, "static_graph", False)),
         broadcast_buffers=bool(self.broadcast_buffers),
+        own_buffers=wrapped.own_buffers[:50],
+        own_buffer_site=_buffer_site(module, wrapped.own_buffers),
         buffers=[n for n, _ in module.named_buffers()][:200],
         each=digests.of_tensors([p for _, p in named])[1][:4096],
         group_size=self.process_group.size(),
@@ -174,6 +176,19 @@ def _note_no_sync(model: Any) -> None:
 
 
 _no_sync_sites: set[sites.Site] = set()
+
+
+def _buffer_site(module: Any, names_of_buffers: list[str]) -> Any:
+    """The statement in a module's forward that writes its first own buffer, from the source."""
+    for full in names_of_buffers[:4]:
+        owner, _, name = full.rpartition(".")
+        forward = type(module.get_submodule(owner)).forward
+        code = getattr(forward, "__code__", None)
+        if code is not None and sites.is_user_file(code.co_filename):
+            found = sources.writes(code.co_filename, code.co_firstlineno, name)
+            if found is not None:
+                return sites.as_json(found)
+    return None
 
 
 def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
