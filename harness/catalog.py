@@ -100,6 +100,8 @@ def _glob(pattern: str, known: list[str], cwd: Path) -> list[Scenario]:
 
 def user_script(word: str, cwd: Path) -> Scenario:
     """The user's own script, checked to be a readable file before any process is started."""
+    if not word:
+        raise UsageError("the name of a script is empty; give a scenario (harness list shows them) or a path")
     path = Path(os.path.expanduser(word)) if word.startswith("~") else cwd / word  # noqa: PTH111
     try:
         is_dir, is_file = path.is_dir(), path.is_file()
@@ -125,7 +127,7 @@ def _unknown(word: str, path: Path, cwd: Path) -> str:
             return f"script {word} does not exist: there is no folder {path.parent}"
         hint = did_you_mean(word, [prefix + s for s in scripts] + names(), f"it was looked for in {path.parent}")
         return f"script {word} does not exist{hint}"
-    return f"no scenario and no script is called {word!r}{did_you_mean(word, names() + scripts, 'harness list shows the scenarios')}"
+    return f"no scenario and no script is called {word!r}{did_you_mean(word, names() + scripts, 'harness list shows the scenarios, and arguments for a script go after --')}"
 
 
 # ---- the header block

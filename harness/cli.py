@@ -61,7 +61,8 @@ def _parse_verb(parser: Parser, verb: str, words: list[str]) -> argparse.Namespa
 def _unknown_option(parser: Parser, verb: str, option: str) -> str:
     name = option.split("=")[0]
     options = [o for action in parser._actions for o in action.option_strings if o.startswith("--")]
-    near = nearest(name, options, most=1, cutoff=0.75) if name.startswith("--") else []
+    longer = [o for o in options if o.startswith(name)] if len(name) > len("--x") else []  # abbreviations are refused, not misread
+    near = longer or (nearest(name, options, most=1, cutoff=0.75) if name.startswith("--") else [])
     hint = f"; did you mean {near[0]}?" if near else ""
     if verb != "run":
         return f"unknown option {name} of harness {verb}{hint}"

@@ -99,10 +99,13 @@ def memory_size(raw: Any) -> int:
     return int(value)
 
 
+SYNONYMS = {"gpu": "cuda"}  # for the hint only: by its letters, gpu is nearest to cpu
+
+
 def one_of(*choices: str) -> Callable[[Any], str]:
     def parse(raw: Any) -> str:
         if raw not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}{did_you_mean(str(raw), choices)}")
+            raise ValueError(f"must be one of {', '.join(choices)}{did_you_mean(SYNONYMS.get(str(raw), str(raw)), choices)}")
         return str(raw)
 
     return parse

@@ -25,7 +25,7 @@ exit codes: 0 sane, 1 findings or a failed rank, 2 usage, 3 internal error, 4 co
 130/143 interrupted"""
 
 # argparse sends every word through gettext, which imports locale for it (a tenth of `harness --help`) and finds no catalogue of ours.
-vars(argparse)["_"] = str
+vars(argparse)["_"] = lambda text: text  # not str: a description that is None would be shown as "None"
 
 
 class Formatter(argparse.HelpFormatter):

@@ -208,9 +208,10 @@ def verdict_line(verdict: Verdict, style: Style) -> str:
     found = [count(n, s.word) if s is not Severity.ADVICE else f"{n} advice" for s in reversed(Severity) if (n := _num(verdict, s))]
     codes = list(dict.fromkeys(f.code for f in sorted(verdict.findings, key=lambda f: -f.severity)))
     detail = f"{', '.join(found)}: {', '.join(codes)}" if found else "no findings"
+    so_far = "so far " if verdict.ending.reason == "running" else ""  # harness report on a run that goes on
     why = {
-        "sane": f"sane ({count(ran, 'check')} ran, {detail})",
-        "findings": f"not sane ({detail})",
+        "sane": f"sane {so_far}({count(ran, 'check')} ran, {detail})",
+        "findings": f"not sane {so_far}({detail})",
         "failed": f"failed ({_how_failed(verdict)}; {detail})",
         "interrupted": f"interrupted, so not judged as a whole ({detail} so far)",
         "not launched": f"could not launch; no line of the script ran{_launcher_error(verdict)}",

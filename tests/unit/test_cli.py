@@ -140,3 +140,12 @@ def test_a_closed_pipe_is_no_error() -> None:
 def test_verbs_are_the_files_of_the_folder() -> None:
     files = {p.stem for p in (ROOT / "harness" / "commands").glob("*.py") if not p.stem.startswith("_")}
     assert set(cli.verbs()) == files >= {"run", "list", "explain", "report", "config"}
+
+
+def test_help_shows_no_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run_cli(["--help"]) == 0
+    assert "None" not in capsys.readouterr().out
+
+
+def test_an_abbreviation_is_answered_with_the_whole_option() -> None:
+    assert "did you mean --no-reference?" in error_of(["run", "a", "--no-ref"])
