@@ -127,7 +127,8 @@ def _unknown(word: str, path: Path, cwd: Path) -> str:
             return f"script {word} does not exist: there is no folder {path.parent}"
         hint = did_you_mean(word, [prefix + s for s in scripts] + names(), f"it was looked for in {path.parent}")
         return f"script {word} does not exist{hint}"
-    return f"no scenario and no script is called {word!r}{did_you_mean(word, names() + scripts, 'harness list shows the scenarios, and arguments for a script go after --')}"
+    otherwise = "harness list shows the scenarios, and arguments for a script go after --"
+    return f"no scenario and no script is called {word!r}{did_you_mean(word, names() + scripts, otherwise)}"
 
 
 # ---- the header block

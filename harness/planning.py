@@ -158,7 +158,7 @@ def _mapped_arguments(scenario: Scenario, settings: Settings, cwd: Path) -> tupl
             continue
         if template is not None:
             arguments += [token.replace("{}", str(value)) for token in shlex.split(template)]
-        elif option != "device":  # the device also reaches a script through CUDA_VISIBLE_DEVICES
+        elif option != "device" or value == "cuda":  # cpu also reaches a script through CUDA_VISIBLE_DEVICES
             raise UsageError(_cannot_reach(scenario, option, settings.origin(option)))
     return tuple(arguments)
 

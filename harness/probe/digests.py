@@ -1,6 +1,6 @@
 """Hashes of tensors on their integer view: position counts, equal bits give equal hashes, nothing of the tensor is kept or changed.
 
-A CPU tensor is read through numpy where it lies; a device tensor is copied once for all its samples (see `Sampler`).
+A CPU tensor is read through numpy where it lies; a device tensor is copied once for all its samples, at few steps (steps.DEVICE_EVERY).
 """
 
 from __future__ import annotations

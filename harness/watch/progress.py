@@ -123,11 +123,12 @@ class Watch:
         return len({page.rank for page in pages if page.rank >= 0}) < self._plan.world_size
 
     def _any_busy(self, living: Sequence[Page], silent_s: float, after_s: float) -> bool:
-        return silent_s >= after_s and any(self._is_busy(page.pid, silent_s) for page in living)
+        return silent_s >= after_s and any(self._is_busy(page, silent_s) for page in living)
 
-    def _is_busy(self, pid: int, silent_s: float) -> bool:
-        used_s = processes.cpu_s(pid) - self._cpu_s.get(pid, 0.0)
-        return used_s > BUSY_SHARE * silent_s and not processes.holds_gpu(pid)
+    def _is_busy(self, page: Page, silent_s: float) -> bool:
+        """Uses the CPU. A call that waits for a GPU spins there too: that is no work, but computing outside such a call is."""
+        used_s = processes.cpu_s(page.pid) - self._cpu_s.get(page.pid, 0.0)
+        return used_s > BUSY_SHARE * silent_s and (not page.status.op or not processes.holds_gpu(page.pid))
 
     def _only_waits_for_children(self, page: Page, pages: Sequence[Page]) -> bool:
         """The parent of mp.spawn: it computes nothing while its children, recorded themselves, live."""

@@ -53,6 +53,7 @@ class GradientSum(Check):
                 f"synced gradients are the sum over {run.world_size} ranks, not the mean",
                 where=where,
                 ranks=run.rank_ids,
+                severity=None if all(e["reduction"] == "mean" for e in losses) else Severity.WARNING,
                 notes=[
                     f"gradient at the step = {sum(sums) / len(sums):.3f} x the sum of the ranks' own gradients, in {len(sums)} comparisons"
                 ],

@@ -302,12 +302,21 @@ def _forward(original: Any) -> Any:
             if table:
                 S.recorder.event("wrap_eval", sites.here(4), index=wrapped.index, buffers=dict(zip(table, each, strict=True)))
 
-    enter_quiet, leave_quiet = quiet(enter), quiet(leave)
+    def left(model: Any) -> None:
+        for wrapped in S.ddps:
+            if wrapped.ref() is model:
+                wrapped.running = max(0, wrapped.running - 1)
+
+    enter_quiet, leave_quiet, left_quiet = quiet(enter), quiet(leave), quiet(left)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         enter_quiet(self, args, kwargs, sites.here(2))
         S.recorder.enter("ddp_forward", sites.here(2))
-        output = original(self, *args, **kwargs)
+        try:
+            output = original(self, *args, **kwargs)
+        except BaseException:
+            left_quiet(self)
+            raise
         S.recorder.leave()
         leave_quiet(self, output)
         return output

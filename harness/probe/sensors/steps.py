@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from .. import digests, names, protocol, sites
@@ -44,6 +45,7 @@ class Witness:
         self.owned = [known.owned[i] for i in known.order]
         self.roots = known.roots
         self.rotation = digests.Rotation(self.params)
+        self.on_device = any(p.device.type != "cpu" for p in self.params)
         self.wraps = [ddp.wrap_of(p) for p in self.params]
         self.describe(optimizer)
         params, self.params = self.params, []  # weak references only: we keep nothing of the user's alive
@@ -86,17 +88,34 @@ def witness_of(optimizer: Any) -> Witness:
     return witness
 
 
+@dataclass
 class Pending:
     """Between the pre and the post hook of one step."""
 
-    def __init__(
-        self, witness: Witness, params: list[Any], grad: int, grads: list[int], none: int, all_none: bool, before: list[int]
-    ) -> None:
-        self.witness, self.params, self.grad, self.grads, self.none, self.all_none = witness, params, grad, grads, none, all_none
-        self.before = before
+    witness: Witness
+    params: list[Any]
+    grad: int
+    grads: list[int]
+    none: int
+    all_none: bool
+    before: list[int]  # parameter digests before the step
+    blind: bool  # device tensors stay unread at this step
 
 
 _pending: dict[int, Pending] = {}
+
+
+DEVICE_EVERY = 16  # digests of device tensors wait for the device: the first steps, then every 16th
+
+
+def _skips_device(witness: Witness) -> bool:
+    """Whether this step's tensors stay unread: a copy would wait for the device, or break the capture of a CUDA graph."""
+    import torch as untyped
+
+    torch: Any = untyped
+    if not witness.on_device or not torch.cuda.is_initialized():
+        return False
+    return bool(torch.cuda.is_current_stream_capturing()) or (S.steps >= DEVICE_EVERY and S.steps % DEVICE_EVERY != 0)
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -106,16 +125,17 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     witness = witness_of(optimizer)
     params = witness.current()
     tensors = [None if p is None else p.grad for p in params] if closure is None else []
-    grad, grads = digests.of_tensors(tensors) if tensors else (0, [0] * len(params))
+    blind = _skips_device(witness)
+    grad, grads = digests.of_tensors(tensors) if tensors and not blind else (0, [0] * len(params))
     none = digests.wide(bytes(t is None for t in tensors)) if tensors else 0
-    if not witness.param_each or (S.since.num_coll and witness.wraps and max(witness.wraps) < 0):
+    if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and max(witness.wraps) < 0)):
         # before the first step, and where the script may have averaged parameters by hand since the last one
         witness.param_each = digests.of_tensors(params)[1]
         if S.steps < 256:
             S.recorder.event("before", opt=witness.opt, digest=_crc(repr(witness.param_each)))
-    _pending[id(optimizer)] = Pending(
-        witness, params, grad, grads, none, bool(tensors) and all(t is None for t in tensors), witness.param_each
-    )
+    _pending.clear()  # a step that raised leaves none of its parameters behind
+    all_none = bool(tensors) and all(t is None for t in tensors)
+    _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, all_none, witness.param_each, blind)
     if S.steps < 8 and tensors:
         _tell_ungraded(witness, params, tensors)
     for look in at_step:
@@ -143,11 +163,11 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if pending is None:
         return
     witness = pending.witness
-    param, each = digests.of_tensors(pending.params)
-    witness.param_each = each
     step = S.steps
+    param, each = digests.of_tensors(pending.params) if not pending.blind else (0, pending.before)
+    witness.param_each = each
     full = witness.rotation.digest(pending.params, step) if all(p is not None for p in pending.params) else 0
-    flags = (protocol.FLAG_CHANGED if each != pending.before else 0) | (protocol.FLAG_ALL_NONE if pending.all_none else 0)
+    flags = (protocol.FLAG_CHANGED if each != pending.before or pending.blind else 0) | (protocol.FLAG_ALL_NONE if pending.all_none else 0)
     if any(w >= 0 for w in witness.wraps):
         flags |= protocol.FLAG_DDP
     # step 0 is described by what came before it too: equal parameters at the start tell a replica from a stranger
@@ -158,7 +178,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         witness.opt, flags, began, grad=pending.grad, param=param, full=full, none=pending.none, hyper=_hyper(optimizer),
         train=_train_flags(witness), lr=_lr(optimizer),
     )  # fmt: skip
-    if protocol.detail_kept(step, len(each)):
+    if not pending.blind and protocol.detail_kept(step, len(each)):
         S.recorder.detail(step, witness.opt, pending.grads, each)
 
 
