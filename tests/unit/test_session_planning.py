@@ -78,11 +78,13 @@ def test_a_typing_mistake_does_not_start_20000_processes(tmp_path: Path) -> None
 def test_more_ranks_than_gpus_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "count_gpus", lambda environ: 1)
     assert "with 2 processes a node, but 1 GPU; take -n 1" in refused(tmp_path, device="cuda")
-    assert job(tmp_path, device="cuda", nproc="1").plan.nproc == 1
+    mapped = Scenario("train", "train.py", Header(args={"device": "--device {}"}))
+    assert job(tmp_path, mapped, device="cuda", nproc="1").plan.nproc == 1
     monkeypatch.setattr(planning, "count_gpus", lambda environ: 0)
     assert "shows no GPU" in refused(tmp_path, device="cuda")
     monkeypatch.setattr(planning, "count_gpus", lambda environ: None)
-    assert job(tmp_path, device="cuda").plan.device == "cuda"
+    assert job(tmp_path, mapped, device="cuda").plan.device == "cuda"
+    assert "device cannot reach train" in refused(tmp_path, device="cuda")
 
 
 def test_nccl_on_the_cpu_is_refused(tmp_path: Path) -> None:

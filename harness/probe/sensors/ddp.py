@@ -21,6 +21,7 @@ from ..patching import after, before, quiet, wrap
 from ..state import S, mix
 from . import graphs
 
+
 def note_inner_eval(module: Any) -> None:
     """A wrapped model evaluated around DDP: its buffers are what this rank's last forward left, no broadcast came between."""
     wrapped = next((w for w in S.ddps if (m := w.ref()) is not None and m.module is module), None)
