@@ -70,6 +70,7 @@ class Recording:
     rows: bytes = b""  # without the magic
     params: bytes = b""  # without the magic
     rank: int = -1
+    damage: str = ""  # what of the files was not readable; a torn last line is legal
 
     def of(self, kind: str) -> list[Event]:
         return self._by_kind.get(kind, [])
@@ -310,11 +311,24 @@ def load_recordings(rec_dir: Path) -> list[Recording]:
     for path in sorted(rec_dir.glob("*.jsonl")):
         if path.is_symlink() or not path.is_file():
             continue
-        recording = Recording(stem=path.stem, events=list(parse_events(path.read_bytes())))
+        blob = path.read_bytes()
+        recording = Recording(stem=path.stem, events=list(parse_events(blob)))
+        whole = blob.count(b"\n")
+        if len(recording.events) < whole or not recording.of(protocol.START):
+            recording.damage = f"{whole - len(recording.events)} of {whole} events are unreadable"
         recording.rows = _tail(path.with_suffix(".rows"), protocol.ROWS_MAGIC)
         recording.params = _tail(path.with_suffix(".params"), protocol.PARAMS_MAGIC)
+        lost = _lost_rows(recording)
+        recording.damage = recording.damage or (f"{lost} step rows are missing" if lost > 0 else "")
         found.append(recording)
     return found
+
+
+def _lost_rows(recording: Recording) -> int:
+    """Rows that the process says it wrote, by its last event, and that are not there."""
+    ends = recording.of(protocol.END)
+    steps = min(_int(ends[-1]["steps"], 0), 1_000_000) if ends else 0
+    return sum(map(protocol.kept, range(steps))) - recording.num_rows if steps else 0
 
 
 def _tail(path: Path, magic: bytes) -> bytes:

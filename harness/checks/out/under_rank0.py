@@ -39,9 +39,11 @@ class CollectiveUnderRank0(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)
+        if run.ending.reason not in ("exited", "hang") or run.live:
+            raise NotApplicable("the run was cut off: ranks may be on their way to their next collective")
         if any(e["world"] is False for r in run.present for e in r.of("coll")):
             raise NotApplicable("collectives of subgroups are in use")
-        if run.ending.reason != "hang" and not any(e.code for e in run.ending.exits):
+        if run.ending.reason != "hang" and not any(e.code and not e.by_us for e in run.ending.exits):
             return  # a lone collective in a run that ended well is SYN122
         found = pairing.lone(run, pairs)
         if found is not None and not blame.fell_alone(run):

@@ -37,6 +37,8 @@ class AutogradGradBypass(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         if run.world_size < 2:
             raise NotApplicable("one process: there are no replicas to compare")
+        if not any(True for _ in run.events("wrap")):
+            raise NotApplicable("no model is wrapped in DistributedDataParallel")
         used = list(run.events("autograd_grad"))
         if not used:
             return

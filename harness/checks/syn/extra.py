@@ -35,6 +35,8 @@ class ExtraCollective(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)
+        if run.ending.reason not in ("exited", "hang") or run.live:
+            raise NotApplicable("the run was cut off: ranks may be on their way to their next collective")
         if any(e["world"] is False for r in run.present for e in r.of("coll")):
             raise NotApplicable("collectives of subgroups are in use")
         if run.ending.reason == "hang" or any(e.code for e in run.ending.exits):

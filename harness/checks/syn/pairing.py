@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.checks.base import NotApplicable
+from harness.probe import protocol
 from harness.record import Event, Run
 
 # One rank may legally call these from a statement of its own: source and destination differ by design.
@@ -65,10 +66,13 @@ def only_on(pairing: Pairing, event: Event) -> list[int]:
 
 
 def passed_by(run: Run, ranks: Sequence[int], event: Event) -> bool:
-    """Whether the ranks that lack this collective had their chance: they took as many optimizer steps, or ended."""
+    """Whether the ranks that lack this collective went past it: they issued another, stepped, or ended since; or the whole run stands still."""
     for rank in ranks:
         recording = run.ranks[rank]
         if recording is None or recording.num_steps < event.step:
+            return False
+        beyond = recording.num_steps > event.step or any(e.t_ns > event.t_ns for e in recording.of("coll")) or recording.of(protocol.END)
+        if not beyond and run.ending.reason != "hang":
             return False
     return True
 

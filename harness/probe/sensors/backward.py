@@ -79,21 +79,26 @@ def _describe(loss: Any, site: sites.Site) -> None:
         )
 
 
+LOOKED_AT = 8  # gradients, spread over the optimizer: a part that is never zeroed counts
+
+
+def _spread(items: list[Any], num: int) -> list[Any]:
+    """At most `num` of them, evenly spaced, the last one among them."""
+    return items if len(items) <= num else [items[(i + 1) * len(items) // num - 1] for i in range(num)]
+
+
 def _check_zeroed() -> None:
     """Whether each optimizer's gradients are zero or None now; remembered until its step."""
     for optimizer in list(_optimizers):
         if not mark(optimizer).zeroed:
             versions = mark(optimizer).versions
             nonzero = False
-            looked = 0
-            for group in optimizer.param_groups:
-                for p in group["params"]:
-                    if p.grad is not None and looked < 4 and digests.plain(p.grad) and p.grad.device.type == "cpu":
-                        looked += 1
-                        nonzero = nonzero or bool(digests.sampled(p.grad).any())
-                    elif p.grad is not None and p.grad.device.type != "cpu":
-                        # its value would wait for the device: what nobody has written to since the last step or backward is as it was
-                        nonzero = nonzero or versions.get(id(p), p.grad._version) == p.grad._version
+            for p in _spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
+                if p.grad.device.type != "cpu":
+                    # its value would wait for the device: what nobody has written to since the last step or backward is as it was
+                    nonzero = nonzero or versions.get(id(p), p.grad._version) == p.grad._version
+                elif digests.plain(p.grad):
+                    nonzero = nonzero or bool(digests.sampled(p.grad).any())
             if not nonzero:
                 mark(optimizer).zeroed = True
 

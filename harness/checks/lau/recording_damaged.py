@@ -1,0 +1,45 @@
+"""LAU125 recording-damaged: a rank's recording is not whole, so the other checks saw less than the rank did.
+
+What it does
+    Counts the lines of a recording that are no events, and the step rows that are missing against the process's own last count. A torn
+    last line is legal: a killed rank leaves one.
+
+Why it is bad
+    A check that reads half a recording may call a faulty run sane.
+
+Wrong
+    (a full disk, a file that was edited or cut, a copy that broke off)
+
+Right
+    run again with room on the disk of the run folder (`--out` names another place)
+
+Known limits
+    Damage that leaves well-formed lines and rows is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class RecordingDamaged(Check):
+    code = "LAU125"
+    name = "recording-damaged"
+    severity = Severity.ERROR
+    substantial = False
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        if run.live:
+            return
+        damaged = [r for r in run.processes if r.damage]
+        if damaged:
+            yield self.finding(
+                f"the recording of {'rank ' + str(damaged[0].rank) if damaged[0].rank >= 0 else 'process ' + str(damaged[0].pid)} is damaged: {damaged[0].damage}",
+                ranks=sorted({r.rank for r in damaged if r.rank >= 0}),
+                notes=[f"{r.stem}: {r.damage}" for r in damaged[:8]],
+                help="look at the space on the disk of the run folder and run again; --out names another folder",
+            )
