@@ -69,9 +69,8 @@ SCRIPTS = {
 def harness(folder: Path, *arguments: str, **env: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
     """`harness run`, its output and the reports it wrote."""
     out = folder / "out.json"
-    command = [sys.executable, "-m", "harness", "run", *arguments, "--format", "console", "--format", f"json={out}"]
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[2])])
-    done = subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=170, check=False)
+    command = [str(Path(sys.executable).with_name("harness")), "run", *arguments, "--format", "console", "--format", f"json={out}"]
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=170, check=False)
     report = json.loads(out.read_text()) if out.is_file() and out.stat().st_size else {"runs": []}
     return done, report.get("runs", [report])
 
@@ -127,7 +126,9 @@ def test_a_script_without_training_is_not_sane(verdicts: dict[str, dict[str, Any
 def test_losses_are_bit_identical_without_the_probe(project: Path, verdicts: dict[str, dict[str, Any]], name: str) -> None:
     bare = project / f"bare_{name}"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"{name}.py"]
-    subprocess.run(command, cwd=project, env={**os.environ, "CURVE": str(bare), "OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=170)
+    subprocess.run(
+        command, cwd=project, env={**os.environ, "CURVE": str(bare), "OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=170
+    )
     done, _ = harness(project, f"{name}.py", "-n", "2", "--launcher", "torchrun", CURVE=str(project / f"probed_{name}"))
     assert done.returncode == 0, done.stdout
     for rank in (0, 1):
@@ -149,7 +150,9 @@ def test_a_script_that_spawns_its_own_ranks_is_judged_as_a_world_of_two(project:
 
 
 def test_a_rank_that_shuts_the_probe_out_is_not_sane(project: Path) -> None:
-    (project / "isolated.py").write_text("import os, sys\nif not sys.flags.isolated:\n    os.execv(sys.executable, [sys.executable, '-I', __file__])\n")
+    (project / "isolated.py").write_text(
+        "import os, sys\nif not sys.flags.isolated:\n    os.execv(sys.executable, [sys.executable, '-I', __file__])\n"
+    )
     done, reports = harness(project, "isolated.py", "-n", "2")
     assert done.returncode in (1, 5)
     assert reports[0]["exit_code"] in (1, 5)

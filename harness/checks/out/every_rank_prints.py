@@ -33,6 +33,7 @@ class EveryRankPrints(Check):
     code = "OUT102"
     name = "every-rank-prints"
     severity = Severity.WARNING
+    substantial = False  # a script that trains nothing prints and has threads too
 
     def end(self, run: Run) -> Iterable[Finding]:
         ranks = [rank for rank, recording in enumerate(run.ranks) if recording is not None]

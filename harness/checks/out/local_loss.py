@@ -35,6 +35,7 @@ class PrintsLocalLoss(Check):
     code = "OUT105"
     name = "prints-local-loss"
     severity = Severity.ADVICE
+    substantial = False  # a script that trains nothing prints and has threads too
 
     def end(self, run: Run) -> Iterable[Finding]:
         if len(run.present) < 2:
