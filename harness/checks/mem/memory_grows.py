@@ -34,6 +34,7 @@ from harness.record import Recording, Run, where_of
 
 MIN_STEPS, MIN_S = 50, 1.0
 MIN_GROWTH = 20 * series.MB
+WARN_GROWTH, WARN_SLOPE = 200 * series.MB, 2 * series.MB  # in all, and a step: no cache that fills up does both past the first pass
 WARN_RATE = 1000 * series.MB / 10_000  # bytes a step
 WARM_UP = 0.2
 
@@ -59,7 +60,8 @@ class MemoryGrows(Check):
         added = [
             w for e in recording.of("keepers")[-1:] if isinstance(e["statements"], list) for s in e["statements"] if (w := where_of(s))
         ]
-        strong = trend.slope >= WARN_RATE and _beyond_first_pass(recording)
+        large = trend.growth >= WARN_GROWTH and trend.slope >= WARN_SLOPE
+        strong = (trend.slope >= WARN_RATE or large) and _beyond_first_pass(recording)
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
             where=added[0] if len(added) == 1 else place,

@@ -28,6 +28,7 @@ from harness.model import Finding, Severity
 from harness.record import Run
 
 WEAK, STRONG = (0.5, 20, 2.0), (0.7, 50, 10.0)  # share, steps, seconds
+SLOW = (0.6, 2.0, 0.03)  # share, seconds, seconds a step: a batch that takes this long is no toy
 
 
 class LoaderBound(Check):
@@ -41,7 +42,8 @@ class LoaderBound(Check):
             raise NotApplicable("no rank trains from a torch DataLoader")
         shares = []
         for rank, recording in trained:
-            wall, data = pace.column(recording, "wall_s"), pace.column(recording, "data_s")
+            wall = pace.column(recording, "wall_s")
+            data = [max(0.0, d - q) for d, q in zip(pace.column(recording, "data_s"), pace.column(recording, "queue_s"), strict=True)]
             if len(wall) >= WEAK[1] and sum(wall) >= WEAK[2]:
                 shares.append((sum(data) / sum(wall), len(wall), sum(wall), rank, recording))
         if not shares:
@@ -51,13 +53,14 @@ class LoaderBound(Check):
             return
         pace.require_cores(run)
         strong = share >= STRONG[0] and steps >= STRONG[1] and seconds >= STRONG[2]
+        slow = share >= SLOW[0] and seconds >= SLOW[1] and share * seconds / steps >= SLOW[2]
         loader = recording.of("loader")[-1]
         workers = int(loader["num_workers"] or 0)
         yield self.finding(
             f"{share:.0%} of the time goes into waiting for data",
             where=loader.where,
             ranks=[s[3] for s in shares if s[0] >= WEAK[0]],
-            severity=None if strong else Severity.ADVICE,
+            severity=None if strong or slow else Severity.ADVICE,
             notes=[f"rank {rank}: {share * seconds:.1f} of {seconds:.1f} s over {steps} steps, num_workers={workers}"],
             help="raise num_workers (with persistent_workers=True), cache what is decoded, or make the dataset cheaper",
         )

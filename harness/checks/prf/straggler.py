@@ -2,7 +2,7 @@
 
 What it does
     Compares the time that each rank spends on its own work, from the end of a step to its first collective or backward. 1.3 times the
-    median of the others and 5 ms more (time in the run queue, waiting for a core, not counted), in 80 % of the steps and beyond twice the
+    median of the others and 5 ms more (steps in which a rank waited for a core are left out), in 80 % of the steps and beyond twice the
     uncertainty of the median difference, is a warning (2 times on a host whose load is above its cores). Time in backward is not
     compared: the all-reduce makes it equal.
 
@@ -31,6 +31,7 @@ from harness.model import Finding, Severity, Where
 from harness.record import Recording, Run, where_of
 
 MIN_STEPS = 20
+CALM_S = 0.002  # of waiting for a core in a step that counts
 RATIO, MORE_S, MOST = 1.3, 0.005, 0.8
 BUSY_RATIO, BUSY_MOST = 2.0, 0.8  # on a host that has other work to do
 
@@ -44,10 +45,10 @@ class Straggler(Check):
         trained = {rank: r for rank, r in enumerate(run.ranks) if r is not None and r.num_rows}
         if len(trained) < 2:
             raise NotApplicable("fewer than two ranks took steps")
-        own = {rank: _own_work(r) for rank, r in trained.items()}
+        own = _calm(trained)
         length = min(len(values) for values in own.values())
         if length < MIN_STEPS:
-            raise Inconclusive(f"needs {MIN_STEPS} steps after the first {pace.WARM_UP_STEPS}")
+            raise Inconclusive(f"needs {MIN_STEPS} steps in which no rank waits for a core, after the first {pace.WARM_UP_STEPS}")
         pace.require_cores(run)
         busy = pace.busy(run)
         ratio, most = (BUSY_RATIO, BUSY_MOST) if busy else (RATIO, MOST)
@@ -72,10 +73,13 @@ class Straggler(Check):
             raise Inconclusive(f"the host has other work: load {busy:.1f} on {run.num_cores} cores")
 
 
-def _own_work(recording: Recording) -> list[float]:
-    """Seconds of a rank's own work a step, less what it spent waiting for a core: that is the host's doing."""
-    pairs = zip(pace.column(recording, "self_s"), pace.column(recording, "queue_s"), strict=True)
-    return [max(0.0, own_s - queue_s) for own_s, queue_s in pairs]
+def _calm(trained: Mapping[int, Recording]) -> dict[int, list[float]]:
+    """Seconds of each rank's own work, in the steps in which no rank waited for a core: what the run queue took is the host's doing."""
+    own = {rank: pace.column(r, "self_s") for rank, r in trained.items()}
+    queues = [pace.column(r, "queue_s") for r in trained.values()]
+    length = min(len(v) for v in own.values())
+    calm = [i for i in range(length) if all(q[i] < CALM_S for q in queues)]
+    return {rank: [values[i] for i in calm] for rank, values in own.items()}
 
 
 def _slow_line(rank: int, trained: Mapping[int, Recording]) -> Where | None:
