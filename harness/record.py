@@ -153,13 +153,17 @@ class Recording:
             at = end
         return table
 
-    def param_names(self, opt: int) -> list[str]:
-        """Names in the order of the detail digests of optimizer `opt`; the last "params" event of it counts."""
-        for event in reversed(self.of(protocol.PARAMS)):
-            if event["opt"] == opt:
-                names = event["names"]
-                return [str(n) for n in names] if isinstance(names, list) else []
-        return []
+    def params_at(self, opt: int, step: int | None = None) -> Event | None:
+        """The "params" event of optimizer `opt` that holds at a step (its parameters may change); the last one without a step."""
+        events = [e for e in self.of(protocol.PARAMS) if e["opt"] == opt]
+        held = events if step is None else [e for e in events if e.step <= step]
+        return held[-1] if held else events[0] if events else None
+
+    def param_names(self, opt: int, step: int | None = None) -> list[str]:
+        """Names in the order of the detail digests of optimizer `opt` at a step."""
+        event = self.params_at(opt, step)
+        names = event["names"] if event is not None else None
+        return [str(n) for n in names] if isinstance(names, list) else []
 
 
 def _int(value: Any, default: int = -1) -> int:

@@ -37,7 +37,7 @@ class TrainableOutsideDdp(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
         for opt, parting in sorted(facts.partings.items()):
-            event = facts.params_event(opt)
+            event = facts.params_event(opt, step=parting.grad_step if parting.grad_step is not None else parting.param_step)
             if event is None:
                 continue
             outside = [n for n, w in zip(event["names"] or (), event["ddp"] or (), strict=False) if w == -1]

@@ -55,16 +55,14 @@ class Replicas:
     def of(self, opt: int) -> Parting:
         return self.partings.setdefault(opt, Parting(opt))
 
-    def params_event(self, opt: int, rank: int = 0) -> Event | None:
+    def params_event(self, opt: int, rank: int = 0, step: int | None = None) -> Event | None:
         recording = self.run.ranks[rank] if rank < len(self.run.ranks) else None
-        events = [e for e in (recording.of(protocol.PARAMS) if recording else []) if e["opt"] == opt]
-        return events[-1] if events else None
+        return recording.params_at(opt, step) if recording is not None else None
 
     def ddp_names(self, opt: int) -> set[str]:
-        event = self.params_event(opt)
-        if event is None:
-            return set()
-        return {n for n, w in zip(event["names"] or (), event["ddp"] or (), strict=False) if isinstance(w, int) and w >= 0}
+        """Parameters of an optimizer that some DDP object covers at some time."""
+        events = [e for r in self.run.present[:1] for e in r.of(protocol.PARAMS) if e["opt"] == opt]
+        return {n for e in events for n, w in zip(e["names"] or (), e["ddp"] or (), strict=False) if isinstance(w, int) and w >= 0}
 
     def grad_site(self, opt: int, step: int | None = None) -> Where | None:
         """The backward before a step of this optimizer."""
@@ -134,8 +132,8 @@ def _look(facts: Replicas, step: Step) -> None:
 def _name(facts: Replicas, parting: Parting) -> None:
     """Names of the parameters that differ, from the per-parameter digests at or after the first differing step."""
     run = facts.run
-    names = run.present[0].param_names(parting.opt)
-    keys = sorted({s for s, o in run.present[0].details if o == parting.opt})
+    first = run.present[0]
+    keys = sorted({s for s, o in first.details if o == parting.opt})
 
     def differing(which: int, start: int | None) -> tuple[str, ...]:
         for key in keys:
@@ -147,11 +145,13 @@ def _name(facts: Replicas, parting: Parting) -> None:
             values = [c[which] for c in columns if c is not None]
             if len({len(v) for v in values}) != 1:
                 return ()
+            names = first.param_names(parting.opt, key)
             return tuple(n for i, n in enumerate(names[: len(values[0])]) if len({v[i] for v in values}) > 1)
         return ()
 
     parting.grad_names = differing(0, parting.grad_step)
     parting.param_names = differing(1, parting.param_step)
+    names = first.param_names(parting.opt, parting.grad_step)
     parting.equal_grad_names = (
         tuple(n for n in names if n not in set(parting.grad_names)) if parting.grad_step is not None else tuple(names)
     )

@@ -3,7 +3,7 @@ cost nothing. Not installed where torch.compile is used: it would break the grap
 
 Event "forward" (first time a root module is called from a statement): module, index of its wrap or -1, inner (it is the module inside a DDP object,
 called directly), training, grad.
-Event "others" (once, after the second step): models [{module, num, digest, called}] that are neither wrapped nor in an optimizer.
+Event "others" (once, after the second step): models [{module, num, digest, called}] or parts of models that are neither wrapped nor in an optimizer.
 Event "checkpoint": site, reentrant; torch.utils.checkpoint was used.
 """
 
@@ -82,13 +82,13 @@ def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
     trained = {i for w in list(steps._known.values()) for i in w.ids} | {i for w in S.ddps for i in w.refs}
     models = []
     for root in names.root_modules()[:64]:
-        own = list(root.parameters())
-        if own and not any(id(p) in trained for p in own):
+        own = [p for p in root.parameters() if id(p) not in trained]  # of a model that is trained in part: the frozen rest
+        if own:
             called = id(root) in _called or any(id(m) in _called for m in root.modules())
             digest, each = digests.of_tensors(own)
             buffers = digests.of_tensors(list(root.buffers()))[0]
             models.append({"module": type(root).__name__, "num": len(each), "digest": digest, "buffers": buffers, "called": called,
-                           "grad": any(p.requires_grad for p in own), "names": [n for n, _ in root.named_parameters()][:5]})  # fmt: skip
+                           "grad": any(p.requires_grad for p in own), "names": [n for n, p in root.named_parameters() if id(p) not in trained][:5]})  # fmt: skip
     S.recorder.event("others", models=models)
 
 
