@@ -22,6 +22,16 @@ def by_opt(run: Run) -> dict[tuple[int, int], list[Row]]:
     return table
 
 
+def backwards_so_far(run: Run, rank: int) -> dict[int, int]:
+    """Step number -> backwards up to it. Of several optimizers that step in turn only the first has the backward in its own row."""
+    recording, total = run.ranks[rank], 0
+    table: dict[int, int] = {}
+    for row in recording.all_rows() if recording is not None else ():
+        total += row.num_backward
+        table[row.step] = total
+    return table
+
+
 def ranks_of(rows: Mapping[tuple[int, int], Sequence[Row]], opt: int) -> tuple[int, ...]:
     return tuple(sorted({rank for rank, o in rows if o == opt}))
 

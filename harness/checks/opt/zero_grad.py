@@ -23,6 +23,7 @@ Known limits
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
@@ -42,7 +43,8 @@ class MissingZeroGrad(Check):
         if not rows:
             raise NotApplicable("no optimizer step was recorded")
         for (rank, opt), steps in sorted(rows.items()):
-            later = [s for s in steps[1:] if s.num_backward]
+            since = optimizers.backwards_so_far(run, rank)
+            later = [s for before, s in pairwise(steps) if since[s.step] > since[before.step]]
             dirty = [s for s in later if not s.flags & FLAG_ZEROED]
             if len(dirty) >= 3 and len(dirty) >= 0.9 * len(later):
                 event = optimizers.params_event(run, rank, opt)
