@@ -65,13 +65,14 @@ def only_on(pairing: Pairing, event: Event) -> list[int]:
     return [rank for rank, column in zip(pairing.ranks, pairing.columns, strict=True) if any(site_key(e) == key for e in column)]
 
 
-def passed_by(run: Run, ranks: Sequence[int], event: Event) -> bool:
-    """Whether the ranks that lack this collective went past it: they issued another, stepped, or ended since; or the whole run stands still."""
+def passed_by(run: Run, pairs: Pairing, ranks: Sequence[int], event: Event, n: int) -> bool:
+    """Whether the ranks that lack this n-th collective went past it: they issued another as their n-th, stepped, or ended; or all stand still."""
     for rank in ranks:
         recording = run.ranks[rank]
         if recording is None or recording.num_steps < event.step:
             return False
-        beyond = recording.num_steps > event.step or any(e.t_ns > event.t_ns for e in recording.of("coll")) or recording.of(protocol.END)
+        other = len(pairs.columns[pairs.ranks.index(rank)]) > n
+        beyond = other or recording.num_steps > event.step or recording.of(protocol.END)
         if not beyond and run.ending.reason != "hang":
             return False
     return True
@@ -128,7 +129,7 @@ def lone(run: Run, pairs: Pairing) -> Lone | None:
             others = [pairs.columns[pairs.ranks.index(r)] for r in missing]
             if all(len(c) > n and c[n]["op"] == event["op"] and not _shifts(column, c, n) for c in others):
                 continue  # the same operation from a line of their own: an if/else around one collective
-            if passed_by(run, missing, event):
+            if passed_by(run, pairs, missing, event, n):
                 return Lone(event, n, tuple(only), tuple(missing))
         del rank
     return None

@@ -21,6 +21,7 @@ _hook: list[Any] = []
 _seen: set[tuple[int, sites.Site]] = set()
 _called: set[int] = set()
 _told = [False]
+_checkpoints: set[sites.Site] = set()
 
 
 def start() -> None:
@@ -94,8 +95,10 @@ def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
 
 def _arm_checkpoint(module: Any) -> None:
     def note(function: Any, *args: Any, **kwargs: Any) -> None:
-        if S.steps < 2:
-            S.recorder.event("checkpoint", sites.here(4), reentrant=kwargs.get("use_reentrant"))
+        site = sites.here(4)
+        if site not in _checkpoints and len(_checkpoints) < 64:
+            _checkpoints.add(site)
+            S.recorder.event("checkpoint", site, reentrant=kwargs.get("use_reentrant"))
 
     before(module, "checkpoint", note)
 

@@ -34,6 +34,7 @@ class Witness:
         self.kind = type(optimizer).__name__
         self.learn(optimizer)
         self.param_each: list[int] = []
+        self.began = False  # its first step was recorded
 
     def learn(self, optimizer: Any) -> None:
         known = names.Known(optimizer.param_groups)
@@ -170,8 +171,9 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     flags = (protocol.FLAG_CHANGED if each != pending.before or pending.blind else 0) | (protocol.FLAG_ALL_NONE if pending.all_none else 0)
     if any(w >= 0 for w in witness.wraps):
         flags |= protocol.FLAG_DDP
-    # step 0 is described by what came before it too: equal parameters at the start tell a replica from a stranger
-    if step == 0:
+    # the first step is described by what came before it too: equal parameters at the start tell a replica from a stranger
+    if not witness.began:
+        witness.began = True
         S.recorder.event("initial", opt=witness.opt, each=pending.before[:4096])
     S.steps_by_optimizer += 1
     write_row(
