@@ -90,7 +90,9 @@ def run_cli(argv: list[str]) -> int:
     try:
         args = parse(argv)
         command: Any = import_module(f"harness.commands.{args.verb}")
-        return int(command.run(args))
+        code = int(command.run(args))
+        sys.stdout.flush()  # here, where a reader that has left is no error, and not at the interpreter's end
+        return code
     except UsageError as error:
         return _say(str(error), EXIT_USAGE)
     except SystemExit as end:

@@ -58,7 +58,7 @@ SCRIPTS = {
     "compiled": script(after_wrap='model = torch.compile(model, backend="eager")'),
     "faulty": script(set_epoch="pass"),
     "own_package": script(imports="import harness\nassert harness.MINE, 'the project has its own harness package'"),
-    "raises": script(after_wrap="raise ValueError('as planned') if rank == 1 else None"),
+    "raises": script(after_wrap="if rank == 1: raise ValueError('as planned')"),
     "nothing": "print('no training here')\n",
     "spawns": "import torch.multiprocessing as mp\n"
     + script().replace("def main():", "def main(rank=0):").replace('init_process_group("gloo")', 'init_process_group("gloo", init_method="file://" + '
