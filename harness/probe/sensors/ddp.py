@@ -16,7 +16,7 @@ import sys
 import weakref
 from typing import Any
 
-from .. import digests, names, sites, sources
+from .. import digests, names, protocol, sites, sources
 from ..patching import after, before, quiet, wrap
 from ..state import S, mix
 from . import graphs
@@ -279,7 +279,7 @@ def _forward(original: Any) -> Any:
         wrapped.running += 1
         S.since.num_forward += 1
         S.recorder.progress()
-        if model.training or S.steps < 4:
+        if (model.training or S.steps < 4) and protocol.witnessed(S.steps):
             tensors = digests.of_batch((args, kwargs))
             if tensors and tensors[0].device.type == "cpu":  # a device batch would be waited for
                 S.since.batch = mix(S.since.batch, digests.of_tensors(tensors[:4])[0])

@@ -109,8 +109,10 @@ _pending: dict[int, Pending] = {}
 DEVICE_EVERY = 16  # digests of device tensors wait for the device: the first steps, then every 16th
 
 
-def _skips_device(witness: Witness) -> bool:
-    """Whether this step's tensors stay unread: a copy would wait for the device, or break the capture of a CUDA graph."""
+def _is_blind(witness: Witness) -> bool:
+    """Whether this step's tensors stay unread: thinned, or a copy would wait for the device, or break the capture of a CUDA graph."""
+    if not protocol.witnessed(S.steps):
+        return True
     import torch as untyped
 
     torch: Any = untyped
@@ -126,9 +128,9 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     witness = witness_of(optimizer)
     params = witness.current()
     tensors = [None if p is None else p.grad for p in params] if closure is None else []
-    blind = _skips_device(witness)
+    blind = _is_blind(witness)
     grad, grads = digests.of_tensors(tensors) if tensors and not blind else (0, [0] * len(params))
-    none = digests.wide(bytes(t is None for t in tensors)) if tensors else 0
+    none = digests.wide(bytes(t is None for t in tensors)) if tensors and not blind else 0
     if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and max(witness.wraps) < 0)):
         # before the first step, and where the script may have averaged parameters by hand since the last one
         witness.param_each = digests.of_tensors(params)[1]
@@ -167,7 +169,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     step = S.steps
     param, each = digests.of_tensors(pending.params) if not pending.blind else (0, pending.before)
     witness.param_each = each
-    full = witness.rotation.digest(pending.params, step) if all(p is not None for p in pending.params) else 0
+    full = witness.rotation.digest(pending.params, step) if not pending.blind and all(p is not None for p in pending.params) else 0
     flags = (protocol.FLAG_CHANGED if each != pending.before or pending.blind else 0) | (protocol.FLAG_ALL_NONE if pending.all_none else 0)
     if any(w >= 0 for w in witness.wraps):
         flags |= protocol.FLAG_DDP
@@ -177,8 +179,8 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         S.recorder.event("initial", opt=witness.opt, each=pending.before[:4096])
     S.steps_by_optimizer += 1
     write_row(
-        witness.opt, flags, began, grad=pending.grad, param=param, full=full, none=pending.none, hyper=_hyper(optimizer),
-        train=_train_flags(witness), lr=_lr(optimizer),
+        witness.opt, flags, began, grad=pending.grad, param=param, full=full, none=pending.none, hyper=0 if pending.blind else _hyper(optimizer),
+        train=0 if pending.blind else _train_flags(witness), lr=_lr(optimizer),
     )  # fmt: skip
     if not pending.blind and protocol.detail_kept(step, len(each)):
         S.recorder.detail(step, witness.opt, pending.grads, each)
