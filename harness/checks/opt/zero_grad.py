@@ -44,7 +44,9 @@ class MissingZeroGrad(Check):
             raise NotApplicable("no optimizer step was recorded")
         for (rank, opt), steps in sorted(rows.items()):
             since = optimizers.backwards_so_far(run, rank)
-            later = [s for before, s in pairwise(steps) if since[s.step] > since[before.step]]
+            later = [
+                s for before, s in pairwise(steps) if since[s.step] > since[before.step] and s.grad
+            ]  # grad 0: a closure computes it inside the step
             dirty = [s for s in later if not s.flags & FLAG_ZEROED]
             if len(dirty) >= 3 and len(dirty) >= 0.9 * len(later):
                 event = optimizers.params_event(run, rank, opt)

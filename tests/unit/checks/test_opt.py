@@ -80,5 +80,5 @@ def test_one_step_a_epoch_of_the_scheduler_is_healthy() -> None:
 
 
 def test_a_first_step_without_zeroing_is_healthy() -> None:
-    healthy = two_ranks(each=lambda r, s: {"flags": FLAG_CHANGED | (FLAG_ZEROED if s else 0)})
+    healthy = two_ranks(each=lambda r, s: {"grad": 5, "flags": FLAG_CHANGED | (FLAG_ZEROED if s else 0)})
     assert findings(the_check(zero_grad), healthy) == []
