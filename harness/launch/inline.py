@@ -8,7 +8,7 @@ from harness.launch.command import Command, for_the_shim, python_of, rank_enviro
 from harness.model import Plan
 from harness.probe import protocol
 
-# MASTER_PORT 0: the shim replaces it by a free port. No TORCHELASTIC_USE_AGENT_STORE: there is no agent that holds a store.
+# MASTER_PORT 0: the shim gives a lone rank a free port of its own. No TORCHELASTIC_USE_AGENT_STORE: there is no agent that holds a store.
 ALONE = {
     "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
     "ROLE_RANK": "0", "ROLE_NAME": "default", "ROLE_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",

@@ -69,7 +69,9 @@ def free_port() -> int:
 def rank_environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(RANK_PREFIX)}
     env.update((name.removeprefix(RANK_PREFIX), value) for name, value in os.environ.items() if name.startswith(RANK_PREFIX))
-    if env.get("MASTER_PORT") == "0":
+    if env.get("WORLD_SIZE") == "1":
+        # A lone rank may be a script that spawns its ranks itself on a port of its own: told of the agent's store, they would all wait for one.
+        env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         env["MASTER_PORT"] = str(free_port())
     return env
 

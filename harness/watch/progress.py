@@ -111,8 +111,6 @@ class Watch:
             limit_s = self._plan.hang_timeout_s
             return BUSY * limit_s if self._any_busy(living, silent_s, limit_s) else limit_s
         base = max(LIMIT_S, PACE * self._p95_s()) if any(page.status.step for page in pages) else FIRST_LIMIT_S
-        if self._plan.world_size == 1 and not any(page.status.step for page in pages) and any(page.status.op == "init" for page in living):
-            base *= SLOW  # ranks that the script spawns import torch one by one, and how many will come is not known
         if self._any_busy(living, silent_s, DEAD_PEER_S):
             return BUSY * base
         if len(waiting) < len(living) or self._unseen(pages):
