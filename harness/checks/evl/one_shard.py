@@ -2,7 +2,9 @@
 
 What it does
     For evaluations in which every rank measures its own share: looks for a number that one rank reports afterwards, although nothing was
-    synchronised between the measurement and the report. A training loss of one share counts where it is stored in a table as well.
+    synchronised between the measurement and the report. A reported number that is the mean of what this rank alone measured without
+    gradients (losses, numbers read with item()) counts whatever was synchronised between. A training loss of one share counts where it is
+    stored in a table as well.
 
 Why it is bad
     The number is that of 1/world_size of the data: noisier, and off by more than the differences one looks for. Best checkpoints are
@@ -27,9 +29,10 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
-from harness.checks.evl import evaluations, losses, reports
+from harness.checks.evl import evaluations, losses, measured, reports
 from harness.checks.evl.evaluations import Evaluation
 from harness.checks.evl.losses import Epoch
+from harness.checks.evl.measured import Measured
 from harness.checks.evl.reports import Report
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -49,14 +52,46 @@ class MetricFromOneShard(Check):
         shares = [g for g in groups if evaluations.sharded(g)]
         shares += [[e] for e in evaluations.lonely(run)]
         epochs = losses.epochs(run)
-        if not shares and not epochs:
+        measures = measured.sharded(run)
+        if not shares and not epochs and not measures:
             raise NotApplicable("no evaluation in which each rank measures a share of its own")
         for group in shares[:64]:
             found = next((f for e in group[: passes.MAX_COMPARED] if (f := self._reported(run, e, group, epochs)) is not None), None)
             if found is not None:
                 yield found
                 return
+        for own in measures[:64]:
+            found = next((f for m in own[: passes.MAX_COMPARED] if (f := self._own_mean(run, m, own)) is not None), None)
+            if found is not None:
+                yield found
+                return
         yield from self._stored(run, epochs)
+
+    def _own_mean(self, run: Run, one: Measured, group: Sequence[Measured]) -> Finding | None:
+        """The mean of what this rank measured, which is not that of all ranks."""
+        until = min(
+            (m.first_t for m in measured.of_rank(run, one.rank) if m.where == one.where and m.first_t > one.last_t), default=1 << 63
+        )
+        for report in _between(run, one.rank, one.last_t, one.at):
+            if report.t_ns >= until or not _speaks_for_all(run, report):
+                continue
+            for value in report.values():
+                right = measured.is_own(value, one, group)
+                if right is not None:
+                    return self._share(
+                        report, one, sum(m.rows for m in group), f"{value.value:g} is the mean here, {right:.6g} that over all ranks"
+                    )
+        return None
+
+    def _share(self, report: Report, one: Measured, size: int, note: str) -> Finding:
+        line = f"line {report.where.line}" if report.where else "a line"
+        return self.finding(
+            f"{line} reports a number of rank {one.rank}'s share ({one.rows} of {size} samples) as the whole's",
+            where=report.where,
+            ranks=(one.rank,),
+            notes=[f"reported: {report.text[:120]}", note],
+            help="all-reduce the sums (correct, total, loss) on every rank, before they are divided and reported",
+        )
 
     def _reported(self, run: Run, one: Evaluation, group: Sequence[Evaluation], epochs: list[Epoch]) -> Finding | None:
         if one.synced_inside:

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import together
-from harness.checks.evl import losses, reductions, reports
+from harness.checks.evl import losses, measured, reductions, reports
 from harness.checks.evl.losses import Epoch
 from harness.checks.evl.reductions import Reduction
 from harness.checks.evl.reports import Report, Value
@@ -128,6 +128,7 @@ def _are_means(local: list[float], report: Report, epochs: list[Epoch], run: Run
     for rank, value in enumerate(local):
         recording = run.ranks[rank]
         known = [e.means[rank] for e in epochs] + [e.lasts[rank] for e in epochs]
+        known += [v for m in measured.of_rank(run, rank) if m.at == one.step(rank) for v in m.means]
         if recording is not None:
             known += [recording.row(i).loss for s in (steps[rank] - 1, steps[rank]) if (i := recording.step_index.get(s)) is not None]
         if not any(abs(value - k) <= 1e-5 * max(abs(k), 1e-9) for k in known):

@@ -3,7 +3,9 @@
 Event "save" (before and after): site, path (real; "" for a buffer), done, error; before: what `shape_of` says.
 Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only, and
 after it what `shape_of` says, locations {storage tag: number} as saved, device (this process's own), savers [{line, text, same}] of a
-load that failed: the calls of torch.save in the same file, and whether they name the same path expression.
+load that failed: the calls of torch.save in the same file, and whether they name the same path expression. After 256 loads of a process
+only failures are told.
+Event "reload" (at 32, 64, 128, ... loads of one file by one statement): site, path, num, took_s (all of them), steps (in how many steps).
 `shape_of`: kind, keys, groups {key: role}, numbers {key: value}, tensors (names, first 400), num_tensors.
 What is loaded into what stands in states.py.
 """
@@ -14,6 +16,7 @@ import ast
 import linecache
 import os
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +31,9 @@ MAX_REMEMBERED = 4_000  # tensors of one load; about 1 us each
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "max_exp_avg_sq"}
 _loaded: list[tuple[str, dict[int, tuple[weakref.ref[Any], str]]]] = []  # (path, its tensors and their names) of the last loads
 _locations: dict[str, int] = {}
+MAX_LOADS = 256
+_num_loads = [0]
+_again: dict[tuple[str, sites.Site], Reloads] = {}
 at_save: list[Any] = []  # sensors that look at what is about to be saved: (object, site, path)
 
 
@@ -111,18 +117,46 @@ def _note_save(f: Any, site: sites.Site, obj: Any = None, error: BaseException |
     S.recorder.event("save", site, path=path_of(f), done=obj is None and error is None, error=repr(error)[:300] if error else "", **what)
 
 
+class Reloads:
+    """How often one statement has loaded one file."""
+
+    __slots__ = ("num", "step", "steps", "took_s")
+
+    def __init__(self) -> None:
+        self.num = self.steps = 0
+        self.step = -1
+        self.took_s = 0.0
+
+
+def _note_reload(f: Any, site: sites.Site, took_s: float) -> None:
+    path = path_of(f)
+    if not path or (len(_again) >= MAX_LOADS and (path, site) not in _again):
+        return
+    one = _again.setdefault((path, site), Reloads())
+    one.num += 1
+    one.took_s += took_s
+    one.steps += S.steps != one.step
+    one.step = S.steps
+    if one.num >= 32 and one.num & (one.num - 1) == 0:
+        S.recorder.event("reload", site, path=path, num=one.num, took_s=round(one.took_s, 6), steps=one.steps)
+
+
 def _load(original: Any) -> Any:
-    before, after, failed = quiet(_before_load), quiet(_after_load), quiet(_failed_load)
+    before, after, failed, reload = quiet(_before_load), quiet(_after_load), quiet(_failed_load), quiet(_note_reload)
 
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         site = sites.here(2)
-        told = before(f, args, kwargs, site)
+        _num_loads[0] += 1
+        told = before(f, args, kwargs, site) if _num_loads[0] <= MAX_LOADS else None
+        began = time.perf_counter()
         try:
             result = original(f, *args, **kwargs)
         except BaseException as error:
             failed(f, error, site, told)
             raise
-        after(f, result, site, told)
+        reload(f, site, time.perf_counter() - began)
+        if told is not None:
+            after(f, result, site, told)
         return result
 
     return load

@@ -209,6 +209,32 @@ def test_own_training_loss_in_a_table() -> None:
     silent(MetricFromOneShard, run(table=False))
 
 
+def own_means(text: str, *, kind: str = "loss", same: bool = False) -> Run:
+    """Something else is reduced (y moves on) between a hand-made evaluation and its report."""
+    ranks = []
+    for rank in range(2):
+        mean, rows = (0.6569, 0.9918)[rank], 100
+        read = {"of": kind, "num": 2, "rows": rows, "mean": mean, "weighted": mean, "total": mean * rows, "sum": 2 * mean}
+        targets = 7 if same else 7 + rank
+        beside = {**read, "of": "loss", "targets": targets} if kind == "item" else {}
+        told = [event("measured", line=40, s=2, targets=targets, at=2, at_y=4, first_t=5, last_t=6, **read)]
+        told += [event("measured", line=41, s=2, at=2, at_y=4, first_t=5, last_t=6, **beside)] if beside else []
+        ranks.append(trained(0, 2) + told + ([says(text, s=2, y=9)] if rank == 0 else []))
+    return two(*ranks, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
+
+
+def test_own_mean_reported_although_something_else_was_reduced() -> None:
+    found = said(MetricFromOneShard, own_means("epoch 0: val_loss 0.6569"))
+    assert found.where is not None and found.where.line == 60 and "0.82435" in found.notes[1]
+    assert "100 of 200" in said(MetricFromOneShard, own_means("accuracy 65.69", kind="item")).message
+
+
+@pytest.mark.parametrize("text", ["val_loss 0.8244", "val_loss 0.7001", "[rank 0] val_loss 0.6569"])
+def test_means_of_all_ranks_are_healthy(text: str) -> None:
+    silent(MetricFromOneShard, own_means(text))
+    silent(MetricFromOneShard, own_means("val_loss 0.6569", same=True))
+
+
 def hand_made(inputs: tuple[int, int], *, told: str = "accuracy 0.4512") -> Run:
     own = []
     for rank in range(2):

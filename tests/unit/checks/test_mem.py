@@ -11,6 +11,7 @@ import pytest
 from harness.checks.engine import judge
 from harness.checks.mem import series
 from harness.checks.mem.eval_keeps_graph import EvalKeepsGraph
+from harness.checks.mem.hooks_pile_up import HooksPileUp
 from harness.checks.mem.loss_kept_with_graph import LossKeptWithGraph
 from harness.checks.mem.memory_grows import MemoryGrows
 from harness.checks.mem.memory_imbalance import MemoryImbalance
@@ -220,3 +221,16 @@ def test_a_source_that_cannot_be_read_names_nothing(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def f(:\n")
     for file in ("", str(tmp_path / "missing.py"), str(tmp_path / "broken.py")):
         assert keepers.statement((file, 1, "f")) is None and keepers.candidates((file, 1, "f")) == []
+
+
+def hooked(num: int, steps: int) -> Run:
+    return run([recording([event("hooks", line=35, num=num, steps=steps)], [row(s) for s in range(20)])])
+
+
+def test_hooks_of_one_statement_pile_up() -> None:
+    (found,) = findings(HooksPileUp, hooked(8, 8))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 35
+
+
+def test_hooks_registered_together_are_healthy() -> None:
+    assert findings(HooksPileUp, hooked(8, 1)) == [] and findings(HooksPileUp, hooked(0, 0)) == []

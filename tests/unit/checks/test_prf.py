@@ -8,6 +8,7 @@ import pytest
 
 from harness.checks.base import Inconclusive
 from harness.checks.prf.bias_before_batchnorm import BiasBeforeBatchnorm
+from harness.checks.prf.file_reloaded import FileReloaded
 from harness.checks.prf.find_unused_needless import FindUnusedNeedless
 from harness.checks.prf.loader_bound import LoaderBound
 from harness.checks.prf.poor_scaling import PoorScaling
@@ -176,3 +177,18 @@ def test_empty_and_torn_recordings_never_crash(check: type) -> None:
     of.reference = run([])
     findings(check, of)
     findings(check, run([]))
+
+
+def reloading(num: int, took_s: float, steps: int) -> Run:
+    told = event("reload", line=29, path="/data/set.pt", num=num, took_s=took_s, steps=steps)
+    return run([recording([told], [row(s, wall_s=0.1) for s in range(33)])])
+
+
+def test_a_file_loaded_for_every_item_is_named() -> None:
+    (found,) = findings(FileReloaded, reloading(512, 2.0, 16))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 29
+
+
+def test_quick_or_early_loads_are_healthy() -> None:
+    assert findings(FileReloaded, reloading(512, 0.4, 16)) == []
+    assert findings(FileReloaded, reloading(64, 2.0, 1)) == []

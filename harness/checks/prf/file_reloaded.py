@@ -1,0 +1,61 @@
+"""PRF108 file-reloaded: one file is loaded whole again and again while training waits
+
+What it does
+    Counts and times the calls of torch.load by file and statement. 32 and more loads of one file by one statement, in several steps, that
+    together take over half a second and over a quarter of the training time are a warning at that statement.
+
+Why it is bad
+    A dataset that reads its whole file for every item spends a batch's time on copies of what is in memory already; on a shared file
+    system all ranks do so at once.
+
+Wrong
+    def __getitem__(self, i):
+        return torch.load(self.path)["x"][i]
+
+Right
+    def __init__(self, path):
+        self.x = torch.load(path)["x"]
+
+    def __getitem__(self, i):
+        return self.x[i]
+
+Known limits
+    Only torch.load is followed, and not in the workers of a loader. A file that is mapped (`mmap=True`) costs little and stays silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.prf import pace
+from harness.model import Finding, Severity
+from harness.record import Event, Run
+
+MIN_STEPS, MIN_S, MIN_SHARE = 4, 0.5, 0.25
+
+
+class FileReloaded(Check):
+    code = "PRF108"
+    name = "file-reloaded"
+    severity = Severity.WARNING
+    explains = ("PRF102", "PRF103", "PRF104")
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        trained = [(rank, r, sum(pace.column(r, "wall_s"))) for rank, r in enumerate(run.ranks) if r is not None and r.num_rows]
+        if not trained:
+            raise NotApplicable("no rank took an optimizer step")
+        slow: list[tuple[float, float, int, Event]] = []
+        for rank, recording, wall_s in trained:
+            last = {(e["path"], e.where): e for e in recording.of("reload") if e["steps"] >= MIN_STEPS}
+            slow += [(e["took_s"], wall_s, rank, e) for e in last.values() if e["took_s"] >= max(MIN_S, MIN_SHARE * wall_s)]
+        if not slow:
+            return
+        took_s, wall_s, rank, event = max(slow, key=lambda s: s[0])
+        yield self.finding(
+            f"the same file is loaded whole {event['num']} times and more by this statement",
+            where=event.where,
+            ranks=sorted({s[2] for s in slow}),
+            notes=[f"rank {rank}: {took_s:.1f} s of {wall_s:.1f} s of training went into loading {event['path'].rpartition('/')[2]}"],
+            help="load it once, in the dataset's `__init__`, and index what is in memory (or load with mmap=True)",
+        )
