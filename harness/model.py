@@ -90,6 +90,20 @@ class Scenario:
 
 
 @dataclass(frozen=True)
+class Slurm:
+    """What a run asks of Slurm. `options`: long options of sbatch and their values, "" for a bare flag."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    explicit: tuple[str, ...] = ()  # those that were typed: they win over SBATCH_* of the user's environment
+    setup: tuple[str, ...] = ()  # shell lines before the ranks: module load and the like
+    ranks: str = "agent"  # agent: torchrun's agent a node; task: one rank a Slurm task, without an agent
+    gpus: str = "node"  # which GPUs a task sees: all that the job has on its node, or one of its own
+    cpus_per_rank: int = 1
+    max_pending_s: float | None = None
+    allocation: str = ""  # id of the job in whose allocation we are: a step there instead of a new job
+
+
+@dataclass(frozen=True)
 class Plan:
     """What exactly will be run; written to plan.json before any process is started."""
 
@@ -109,6 +123,7 @@ class Plan:
     env: Mapping[str, str] = field(default_factory=dict)  # what we add to the ranks' environment
     budget_bytes: int | None = None  # peak memory a rank, if the user sets one
     python: str = ""
+    slurm: Slurm | None = None
 
     @property
     def world_size(self) -> int:
@@ -135,10 +150,23 @@ class RankStacks:
 
 
 @dataclass(frozen=True)
+class Scheduler:
+    """What the scheduler says of the job that carried a run."""
+
+    job_id: str = ""
+    state: str = ""  # as Slurm writes it: COMPLETED, TIMEOUT, NODE_FAIL, ...; "" where nobody could be asked
+    reason: str = ""
+    nodes: str = ""  # as Slurm writes it: n[1-2]
+    attempt: int = 0  # how often the job was requeued before; only this attempt's recordings are read
+    pending_s: float = 0.0
+    rejected: str = ""  # what sbatch said where it took no job
+
+
+@dataclass(frozen=True)
 class Ending:
     """How the whole run ended. Written by the session; checks read it."""
 
-    reason: str = "exited"  # exited | hang | timeout | interrupted | launch-failed
+    reason: str = "exited"  # exited | hang | timeout | interrupted | fail-fast | scheduler | detached | launch-failed
     started: bool = True  # False: no line of the script ran
     exits: tuple[RankExit, ...] = ()
     hang_after_s: float = 0.0
@@ -146,6 +174,7 @@ class Ending:
     left_behind: tuple[str, ...] = ()  # what the sweep after the run still found
     launcher_error: str = ""
     wall_s: float = 0.0
+    scheduler: Scheduler | None = None
 
 
 @dataclass(frozen=True)

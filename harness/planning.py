@@ -11,8 +11,8 @@ from pathlib import Path
 
 from harness.dataroot import check_data_root
 from harness.errors import UsageError, did_you_mean
-from harness.model import Plan, Scenario
-from harness.settings import Settings
+from harness.model import Plan, Scenario, Slurm
+from harness.settings import Settings, site_profiles
 
 MAX_NPROC = 1024  # a typing mistake must not bring the machine down
 
@@ -67,6 +67,7 @@ def make_job(scenario: Scenario, settings: Settings, script_args: Sequence[str],
         env={"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {},
         budget_bytes=settings["memory_budget"],
         python=sys.executable,
+        slurm=_slurm(settings, cwd, environ),
     )
     return Job(plan, settings, None if settings["no_reference"] else reference_of(plan))
 
@@ -81,6 +82,7 @@ def reference_of(plan: Plan) -> Plan | None:
         run_id=f"{plan.run_id}-reference",
         nproc=header.reference_nproc,
         nodes=1,
+        slurm=None,
         script_args=(*plan.script_args, *header.reference_args),
     )
 
@@ -103,16 +105,28 @@ def _nproc(settings: Settings) -> int:
 
 def _check_launcher(settings: Settings) -> None:
     launcher, nodes = settings["launcher"], settings["nodes"]
-    if launcher == "slurm":
-        raise UsageError("--launcher slurm is not built yet; take --launcher warm or torchrun on one machine")
-    if nodes > 1:
+    if launcher != "slurm":
+        for key in ("slurm", "site", "max_pending_s"):
+            if settings.origin(key).startswith("--"):
+                raise UsageError(f"{settings.origin(key)} is for --launcher slurm, but the launcher is {launcher}")
+    if nodes > 1 and launcher != "slurm":
         raise UsageError(f"--nodes {nodes} needs a launcher that has nodes, and {launcher} has one; leave --nodes out")
+
+
+def _slurm(settings: Settings, cwd: Path, environ: Mapping[str, str]) -> Slurm | None:
+    if settings["launcher"] != "slurm":
+        return None
+    from harness.launch import slurm_options
+
+    profile = slurm_options.profile_of(site_profiles(cwd), settings["site"], settings.origin("site"))
+    allocation = slurm_options.allocation_of(environ)
+    return slurm_options.make(settings["slurm"], profile, settings.origin("slurm"), settings["max_pending_s"], allocation)
 
 
 def _check_gpus(settings: Settings, nproc: int, environ: Mapping[str, str]) -> None:
     if settings["device"] == "cpu" and settings["backend"] == "nccl":
         raise UsageError("--backend nccl needs GPUs, but the device is cpu; take --backend gloo")
-    if settings["device"] != "cuda":
+    if settings["device"] != "cuda" or settings["launcher"] == "slurm":  # the GPUs are on other machines: Slurm knows them
         return
     num_gpus = count_gpus(environ)
     if num_gpus is None:

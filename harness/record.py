@@ -221,6 +221,7 @@ class Run:
     reference: Run | None = None
     num_cores: int = 1
     expect: Mapping[str, Any] = field(default_factory=dict)
+    nodes: Sequence[Mapping[str, Any]] = ()  # of a Slurm job: what each supervisor found on its node
     live: bool = False  # the run goes on; the last rows may be missing on some ranks
 
     @property

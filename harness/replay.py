@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import errors, rundir, suppress
+from harness import attempt, errors, rundir, suppress
 from harness.errors import UsageError
-from harness.model import Ending, Finding, Plan, RankExit, Verdict
+from harness.model import Ending, Finding, Plan, RankExit, Scheduler, Verdict
 from harness.probe import protocol
 from harness.record import Run, assemble, load_recordings
 from harness.report import figures
@@ -54,11 +54,14 @@ def num_cores() -> int:
 
 def read_run(folder: Path, plan: Plan, ending: Ending, cores: int, *, live: bool = False) -> Run:
     """The run as the checks see it. The reference run, if its folder is there, comes with it."""
+    number = ending.scheduler.attempt if ending.scheduler is not None else 0
+    place = attempt.folder_of(folder, number)  # what earlier attempts of a requeued job left is not read
     run = assemble(
         plan,
-        load_recordings(folder / protocol.REC_DIR),
+        load_recordings(place / protocol.REC_DIR),
         ending=ending,
-        logs={} if live else rundir.read_logs(folder),
+        logs={} if live else rundir.read_logs(place),
+        nodes=[event for _, event in attempt.Told(place).events() if event["ev"] == "hello"] if plan.slurm is not None else [],
         num_cores=cores,
         expect=dict(plan.scenario.header.expect),
         live=live,
@@ -170,9 +173,10 @@ def settle(run: Run, judging: Judging, signal_code: int | None = None) -> Verdic
     return Verdict(run.plan, judged.outcomes, judged.findings, code, summary, run.ending)
 
 
-def suspects(folder: Path, plan: Plan, judging: Judging, cores: int) -> Sequence[Finding]:
-    """Findings on the recording so far; provisional."""
-    return judge(read_run(folder, plan, Ending(reason="running"), cores, live=True), judging).findings
+def suspects(folder: Path, plan: Plan, judging: Judging, cores: int, number: int = 0) -> Sequence[Finding]:
+    """Findings on the recording so far; provisional. `number`: which attempt of a requeued job."""
+    ending = Ending(reason="running", scheduler=Scheduler(attempt=number) if number else None)
+    return judge(read_run(folder, plan, ending, cores, live=True), judging).findings
 
 
 def recover(folder: Folder, judging: Judging, *, alive: bool = False) -> tuple[Run, Verdict]:

@@ -6,6 +6,9 @@
 <run>/logs/rank<R>.log   both streams of each rank, verbatim
 <run>/supervisor.jsonl   what the supervisor did
 <run>/reference/         the reference run: a run folder of its own
+<run>/nodes/             of a Slurm job: what each node's supervisor tells (see harness/attempt.py)
+<run>/attempt-<K>/       of a job that was requeued K times: rec/, logs/ and nodes/ of that attempt; those of earlier ones are never read again
+<run>/slurm/             what was submitted, submitit's pickle, the job's own output
 """
 
 from __future__ import annotations

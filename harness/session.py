@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-from harness import errors, replay, rundir
+from harness import attempt, errors, replay, rundir
 from harness.errors import UsageError
 from harness.model import Ending, Finding, Plan, RankStacks, Severity, Verdict
 from harness.planning import Job
 from harness.probe import protocol
+from harness.queueing import DETACHED, Queue, Queued
 from harness.replay import Judging
 from harness.report import console
 from harness.report import json as report_json
@@ -35,9 +36,10 @@ SIGNAL_CODES = {signal.SIGINT: errors.EXIT_SIGINT, signal.SIGTERM: errors.EXIT_S
 class Handle(Protocol):
     """A run that goes on (harness/launch/driver.py)."""
 
-    fallback: str
-    pids: dict[int, int]
-
+    @property
+    def fallback(self) -> str: ...
+    @property
+    def pids(self) -> dict[int, int]: ...
     def poll(self) -> Ending | None: ...
     def stop(self, reason: str) -> None: ...
 
@@ -51,6 +53,12 @@ class Launching(Protocol):
     def close(self) -> None: ...
 
 
+class Submitting(Launching, Protocol):
+    """The Slurm launcher (harness/launch/slurm.py): takes several runs at once."""
+
+    def submit(self, runs: Sequence[tuple[Plan, Path]]) -> None: ...
+
+
 class Watching(Protocol):
     """Progress of one run (harness/watch)."""
 
@@ -60,12 +68,14 @@ class Watching(Protocol):
 
 
 class Interrupts:
-    """The first signal that asked us to end; a handler does nothing else."""
+    """The first signal that asked us to end, and whether it was said twice; a handler does nothing else."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.again = False
 
     def _on_signal(self, number: int, _frame: Any) -> None:
+        self.again = self.signal is not None
         self.signal = self.signal or number
 
     @contextmanager
@@ -93,6 +103,24 @@ class Result:
     plain_text: str  # what the console shows, without colours
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """One script, its folder made, nothing started yet."""
+
+    plan: Plan
+    folder: Path
+    judging: Judging
+    argv: list[str]
+    started_ns: int
+    reference: Plan | None = None
+    fail_fast: bool = False
+
+
+def _batched(plan: Plan) -> bool:
+    """Whether it becomes a job of its own, which can be submitted together with others."""
+    return plan.slurm is not None and not plan.slurm.allocation
+
+
 @dataclass
 class Session:
     """Runs jobs one after another on one supervisor, so that warm servers are reused."""
@@ -104,21 +132,47 @@ class Session:
     cwd: Path
     interrupts: Interrupts = field(default_factory=Interrupts)
     cores: int = field(default_factory=replay.num_cores)
+    slurm: Submitting | None = None
+    detach: bool = False
 
     def run(self, jobs: Sequence[tuple[Job, Judging]]) -> list[Result]:
-        """All jobs, until the user interrupts. The report of each is complete before the next begins."""
+        """All jobs, until the user interrupts. The report of each is complete before the next begins; Slurm gets all of its at once."""
         results: list[Result] = []
-        with self.interrupts.caught():
-            try:
-                for job, judging in jobs:
-                    if self.interrupts.signal is not None:
-                        break
-                    results.append(self.run_one(job, judging))
-            finally:
-                self.supervisor.close()
+        with self.interrupts.caught(), self._closing():
+            ready = [self._prepare(job, judging) for job, judging in jobs if _batched(job.plan)] if len(jobs) > 1 else []
+            if self.slurm is not None and len(ready) > 1:
+                self.slurm.submit([(prepared.plan, prepared.folder) for prepared in ready])
+            waiting = {id(prepared.plan): prepared for prepared in ready}
+            for job, judging in jobs:
+                if self.interrupts.signal is not None and id(job.plan) not in waiting:
+                    break
+                prepared = waiting.get(id(job.plan))
+                results.append(self._carry(prepared) if prepared is not None else self.run_one(job, judging))
         return results
 
+    def attach(self, folder: replay.Folder) -> Result:
+        """Follows a run on Slurm that an earlier controller left, to its end."""
+        reference = rundir.read_plan(inner) if ((inner := folder.path / rundir.REFERENCE_DIR) / protocol.PLAN_FILE).is_file() else None
+        started_ns = folder.report.get("started_ns")
+        prepared = Prepared(
+            folder.plan, folder.path, folder.judging, list(folder.command), started_ns if isinstance(started_ns, int) else 0, reference
+        )
+        with self.interrupts.caught(), self._closing():
+            return self._carry(prepared)
+
     def run_one(self, job: Job, judging: Judging) -> Result:
+        return self._carry(self._prepare(job, judging))
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            (self.slurm or self.supervisor).close()
+            self.supervisor.close()
+
+    def _prepare(self, job: Job, judging: Judging) -> Prepared:
+        """The run folder with the plan and a report that says "running": there before anything is started."""
         plan, started_ns = job.plan, time.time_ns()
         folder = rundir.create(plan.scenario.name, job.settings["out"], self.cwd)
         argv = self._write_plan(plan, folder, judging)
@@ -126,14 +180,32 @@ class Session:
             rundir.write_json(folder / protocol.REPORT_FILE, {**report_json.running(plan, argv, started_ns), "controller": _identity()})
         except OSError as error:
             raise UsageError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}; name another folder with --out") from None
-        self.live.begin(plan)
-        ending = self.supervise(plan, folder, judging, fail_fast=job.settings["fail_fast"])
-        if job.reference is not None and ending.reason == "exited" and all(e.code == 0 for e in ending.exits) and ending.started:
+        if job.reference is not None and plan.launcher == "slurm":  # made by the job itself, in the same allocation
+            self._write_plan(job.reference, rundir.create_reference(folder), judging)
+        return Prepared(plan, folder, judging, argv, started_ns, job.reference, job.settings["fail_fast"])
+
+    def _carry(self, run: Prepared) -> Result:
+        self.live.begin(run.plan)
+        ending = self.supervise(run.plan, run.folder, run.judging, fail_fast=run.fail_fast)
+        if ending.reason == DETACHED:
+            return self._leave(run, ending)
+        if run.reference is not None and ending.reason == "exited" and all(e.code == 0 for e in ending.exits) and ending.started:
             try:
-                self._run_reference(job.reference, folder, judging)
+                left = self._run_reference(run.reference, run.folder, run.judging)
             except (OSError, UsageError) as error:  # the run itself is there to be judged
                 self.live.note(f"no reference run: {str(error).lower()}")
-        return self._settle(plan, folder, ending, judging, argv, started_ns)
+            else:
+                if left.reason == DETACHED:
+                    return self._leave(run, left)
+        return self._settle(run.plan, run.folder, ending, run.judging, run.argv, run.started_ns)
+
+    def _leave(self, run: Prepared, ending: Ending) -> Result:
+        """The job goes on; nothing is judged, so this is never 0."""
+        self.live.end()
+        report = {**report_json.running(run.plan, run.argv, run.started_ns), "status": DETACHED}
+        rundir.write_json(run.folder / protocol.REPORT_FILE, report)
+        code = self.interrupts.code or errors.EXIT_NOTHING_CHECKED
+        return Result(Verdict(run.plan, (), (), code, {}, ending), report, run.folder, console.header(run.plan, console.Style()))
 
     def _write_plan(self, plan: Plan, folder: Path, judging: Judging) -> list[str]:
         try:
@@ -143,14 +215,16 @@ class Session:
         rundir.write_plan(folder, plan, argv, env, judging=report_json.plain(judging), num_cores=self.cores)
         return list(argv)
 
-    def _run_reference(self, plan: Plan, folder: Path, judging: Judging) -> None:
+    def _run_reference(self, plan: Plan, folder: Path, judging: Judging) -> Ending:
         """The same script with as many processes as its header says, for the comparison; its output stays in its own log."""
-        inner = rundir.create_reference(folder)
-        argv = self._write_plan(plan, inner, judging)
+        inner = folder / rundir.REFERENCE_DIR
+        argv = self._write_plan(plan, rundir.create_reference(folder), judging) if not inner.is_dir() else []
         self.live.note(f"reference run: the same script as {count(plan.nproc, 'process')}; --no-reference leaves it out")
         ending = self.supervise(plan, inner, judging, quiet=True)
         report = {**report_json.running(plan, argv, time.time_ns()), "status": "done", "ending": report_json.plain(ending)}
-        rundir.write_json(inner / protocol.REPORT_FILE, report)
+        if ending.reason != DETACHED:
+            rundir.write_json(inner / protocol.REPORT_FILE, report)
+        return ending
 
     def _settle(self, plan: Plan, folder: Path, ending: Ending, judging: Judging, argv: list[str], started_ns: int) -> Result:
         self.live.end()
@@ -171,12 +245,17 @@ class Session:
         """Launch, then look every 0.1 s until nothing of the run is left."""
         begun = time.monotonic()
         try:
-            handle = self.supervisor.run(plan, folder)
+            launching = self.slurm if plan.launcher == "slurm" and self.slurm is not None else self.supervisor
+            handle = launching.run(plan, folder)
         except OSError as error:
             return Ending(reason="launch-failed", started=False, launcher_error=str(error))
         look = Look(self, plan, folder, judging, fail_fast=fail_fast, quiet=quiet, begun=begun)
+        if launching is self.slurm:
+            look.queue = Queue(cast(Queued, handle), plan, folder, self.live, detach=self.detach, quiet=quiet)
         while True:
             ending = handle.poll()
+            if ending is None and look.leaves():
+                return cast(Queue, look.queue).left()
             look.script_output(final=ending is not None)
             if ending is not None:
                 self.live.end()
@@ -184,7 +263,7 @@ class Session:
             if look.reason is None and look.reason_to_stop(launched=bool(handle.pids)):
                 handle.stop(str(look.reason))
             look.say_fallback(handle.fallback)
-            self.supervisor.rest(POLL_S)
+            launching.rest(POLL_S)
 
 
 class Look:
@@ -195,6 +274,8 @@ class Look:
         self.fail_fast, self.quiet, self.begun = fail_fast, quiet, begun
         self.foreground = plan.launcher == "inline"  # the script has the terminal itself
         self.reason: str | None = None
+        self.queue: Queue | None = None
+        self._place = folder  # of the attempt that is looked at
         self._launched_at: float | None = None
         self._tail = Tail(folder / protocol.LOG_DIR / "rank0.log")
         self._watch: Watching = session.watch(folder, plan)
@@ -213,12 +294,46 @@ class Look:
             self._fallback_said = True
             self.session.live.note(f"warm ranks cannot be had here ({why}); the real torchrun takes their place")
 
+    def leaves(self) -> bool:
+        """Whether a run on Slurm is to go on without us."""
+        interrupts = self.session.interrupts
+        return self.queue is not None and self.reason is None and self.queue.leaves(interrupts.signal, interrupts.again)
+
+    def _interrupted(self) -> bool:
+        interrupts = self.session.interrupts
+        if self.queue is not None:
+            return self.queue.cancels(interrupts.signal, interrupts.again)
+        return interrupts.signal is not None
+
+    def _in_queue(self, queue: Queue, now: float) -> bool:
+        """Whether nothing runs yet: our own limits do not count then."""
+        if queue.requeued():
+            self._start_over(queue.attempt)
+        if not queue.waits:
+            return False
+        self.begun = now
+        if queue.waited_too_long():
+            self.reason = "pending"
+        elif now >= self._next_watch:
+            self._next_watch = now + WATCH_EVERY_S
+            self.session.live.progress(queue.line(), 0.0)
+        return True
+
+    def _start_over(self, number: int) -> None:
+        self._place = attempt.folder_of(self.folder, number)
+        self._tail = Tail(self._place / protocol.LOG_DIR / "rank0.log")
+        self._watch = self.session.watch(self._place, self.plan)
+        self._launched_at = None
+        self._suspected.clear()
+
     def reason_to_stop(self, launched: bool) -> bool:
-        """Sets `reason`: interrupted, timeout, hang or fail-fast."""
+        """Sets `reason`: interrupted, timeout, hang, fail-fast or, in a queue, pending."""
         now = time.monotonic()
+        if not self._interrupted() and self.queue is not None and self._in_queue(self.queue, now):
+            return self.reason is not None
         if launched and self._launched_at is None:
             self._launched_at = now
-        if self.session.interrupts.signal is not None:
+        if self._interrupted():
             self.reason = "interrupted"
         elif self._out_of_time(now):
             self._stacks = self._ask_for_stacks()
@@ -258,7 +373,7 @@ class Look:
             return None
         before_s = time.process_time()  # not wall time: on a busy machine the ranks would decide how rarely we look
         try:
-            found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores)
+            found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores, self.queue.attempt if self.queue else 0)
         except Exception as error:  # a provisional judgement must not end the user's run; the final one will tell
             self._next_suspects = math.inf
             return self.session.live.note(f"no more suspects while this runs: {type(error).__name__}: {error}")

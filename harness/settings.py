@@ -13,6 +13,7 @@ from harness.errors import UsageError, did_you_mean
 
 PREFIX = "HARNESS_"
 TABLE = "[tool.harness]"
+SITES = "site"  # in the table: profiles by name; which one is chosen by flag or environment
 FORMATS = ("console", "json", "junit")
 
 
@@ -131,6 +132,20 @@ def words(raw: Any) -> tuple[str, ...]:
     raise ValueError("must be a list of words")
 
 
+def verbatim(raw: Any) -> tuple[str, ...]:
+    """A list of texts that are taken as they are; a single text is one entry."""
+    entries = (raw,) if isinstance(raw, str) else raw
+    if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) and entry for entry in entries):
+        raise ValueError("must be a list of texts")
+    return tuple(entries)
+
+
+def text(raw: Any) -> str:
+    if not isinstance(raw, str) or not raw:
+        raise ValueError("must be text")
+    return raw
+
+
 def path_text(raw: Any) -> str:
     if not isinstance(raw, (str, os.PathLike)) or not str(raw):
         raise ValueError("must be a path")
@@ -152,7 +167,7 @@ def formats(raw: Any) -> tuple[str, ...]:
 SETTINGS = (
     Setting("nproc", 2, whole_number(1), "-n/--nproc", "processes a node", True),
     Setting("nodes", 1, whole_number(1), "--nodes", "nodes; above 1 needs a launcher that has nodes", True),
-    Setting("launcher", "warm", one_of("warm", "torchrun", "inline", "slurm"), "--launcher", "warm, torchrun or inline", True),
+    Setting("launcher", "warm", one_of("warm", "torchrun", "inline", "slurm"), "--launcher", "warm, torchrun, slurm or inline", True),
     Setting("device", "auto", one_of("auto", "cpu", "cuda"), "--device", "auto, cpu or cuda", True),
     Setting("backend", "auto", one_of("auto", "gloo", "nccl"), "--backend", "auto, gloo or nccl", True),
     Setting("timeout_s", 600.0, seconds, "--timeout", "wall time after which the run is ended", True),
@@ -170,6 +185,9 @@ SETTINGS = (
     Setting(
         "fail_on", "error", one_of("error", "warning", "advice", "never"), "--fail-on", "least severity that makes the exit code 1", True
     ),
+    Setting("slurm", (), verbatim, "--slurm", "options of sbatch: key=value, or a flag with its dashes"),
+    Setting("site", None, text, "--site", "profile [tool.harness.site.NAME] with what a cluster needs"),
+    Setting("max_pending_s", None, seconds, "--max-pending", "time a Slurm job may wait before it is cancelled; unset: for ever"),
     Setting("no_reference", False, switch, "--no-reference", "leave out the reference run", True),
     Setting("fail_fast", False, switch, "--fail-fast", "end a run at its first error", True),
 )
@@ -290,6 +308,7 @@ def from_pyproject(cwd: Path) -> dict[str, Value]:
     if found is None:
         return {}
     path, table = found
+    table = {key: value for key, value in table.items() if key != SITES}
     for key in table:
         if key not in BY_KEY:
             raise UsageError(f"{path}: unknown key {key!r} in {TABLE}{did_you_mean(key, BY_KEY, 'harness config lists the valid ones')}")
@@ -298,6 +317,15 @@ def from_pyproject(cwd: Path) -> dict[str, Value]:
         if key in values:
             values[key] = Value(str(path.parent / values[key].value), str(path))
     return values
+
+
+def site_profiles(cwd: Path) -> Mapping[str, Any]:
+    """The tables `[tool.harness.site.NAME]` of the nearest pyproject.toml."""
+    found = find_pyproject(cwd)
+    sites = found[1].get(SITES, {}) if found is not None else {}
+    if not isinstance(sites, dict):
+        raise UsageError(f"{found[0] if found else ''}: site profiles are tables, written [tool.harness.site.NAME]; choose one with --site")
+    return sites
 
 
 def resolve(

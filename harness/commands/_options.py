@@ -17,7 +17,7 @@ KINDS = ("console", "json", "junit")
 SETTING_FLAGS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
     "nproc": (("-n", "--nproc"), "N", "processes a node (default: the script's header, else 2)"),
     "nodes": (("--nodes",), "N", "nodes; above 1 needs a launcher that has nodes"),
-    "launcher": (("--launcher",), "NAME", "warm (default), torchrun or inline"),
+    "launcher": (("--launcher",), "NAME", "warm (default), torchrun, slurm or inline"),
     "device": (("--device",), "NAME", "auto (default), cpu or cuda"),
     "backend": (("--backend",), "NAME", "auto (default), gloo or nccl; reaches the script as its header says"),
     "timeout_s": (("--timeout",), "SECONDS", "wall time after which the run is ended, such as 90 or 5m (default: 600)"),
@@ -30,10 +30,13 @@ SETTING_FLAGS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
     "select": (("--select",), "CODE[,..]", "only these checks: codes, names, or families such as SYN"),
     "ignore": (("--ignore",), "CODE[,..]", "not these checks"),
     "fail_on": (("--fail-on",), "SEVERITY", "error (default), warning, advice or never"),
+    "slurm": (("--slurm",), "KEY=VALUE", "an option of sbatch, such as partition=gpu, or a flag verbatim: --slurm=--exclusive"),
+    "site": (("--site",), "NAME", "profile of a cluster: [tool.harness.site.NAME] in pyproject.toml"),
+    "max_pending_s": (("--max-pending",), "SECONDS", "cancel a Slurm job that waits longer (default: wait for ever)"),
     "no_reference": (("--no-reference",), None, "leave out the reference run"),
     "fail_fast": (("--fail-fast",), None, "end a run at its first error"),
 }
-REPEATABLE = ("select", "ignore")
+REPEATABLE = ("select", "ignore", "slurm")
 
 
 def add_settings(parser: argparse.ArgumentParser, keys: Sequence[str] = tuple(SETTING_FLAGS)) -> None:

@@ -35,7 +35,22 @@ def run_scripts(args: argparse.Namespace) -> int:
     jobs = [_job(scenario, args, script_args, cwd, several=len(scenarios) > 1) for scenario in scenarios]
     if args.dry_run:
         return _dry_run(jobs, wanted)
-    return _run(jobs, wanted, cwd, stale)
+    if args.detach and any(job.plan.launcher != "slurm" or job.plan.slurm.allocation for job, _ in jobs):
+        raise UsageError("--detach leaves a job of its own alone, so it needs --launcher slurm, outside an allocation")
+    if any(job.plan.launcher == "slurm" for job, _ in jobs):
+        require_slurm()
+    return _run(jobs, wanted, cwd, stale, args.detach)
+
+
+def require_slurm() -> None:
+    import shutil
+
+    missing = [name for name in ("sbatch", "srun", "scontrol") if shutil.which(name) is None]
+    if missing:
+        raise UsageError(
+            f"--launcher slurm needs Slurm's commands, and {', '.join(missing)} cannot be found; "
+            "scripts/slurm-dev-cluster makes a cluster on this machine to try it"
+        )
 
 
 def _job(scenario: Any, args: argparse.Namespace, script_args: list[str], cwd: Path, *, several: bool) -> Any:
@@ -58,8 +73,9 @@ def _job(scenario: Any, args: argparse.Namespace, script_args: list[str], cwd: P
     return job, replay.Judging(select, ignore, settled["fail_on"], comments_in(source))
 
 
-def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str]) -> int:
+def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], detach: bool) -> int:
     from harness.launch import driver
+    from harness.launch.slurm import SlurmLauncher
     from harness.report import console, live
     from harness.session import Session
     from harness.watch.view import View
@@ -75,7 +91,9 @@ def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str]) -> 
     screen = live.Live(sys.stdout if on_stdout else None, style, animate=live.animated(os.environ, is_tty), cwd=str(cwd))
     if stale:
         screen.note(f"left by another job and not passed on: {', '.join(stale)}")
-    session = Session(screen, driver.Supervisor(), driver.command, View, cwd)
+    local = driver.Supervisor()
+    queue = SlurmLauncher(local) if any(job.plan.launcher == "slurm" for job, _ in jobs) else None
+    session = Session(screen, local, driver.command, View, cwd, slurm=queue, detach=detach)
     results = session.run(jobs)
     code = first_by_precedence([*(r.verdict.exit_code for r in results), *([session.interrupts.code] if session.interrupts.code else [])])
     if len(results) > 1:

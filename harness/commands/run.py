@@ -21,6 +21,7 @@ def add_parser(sub: Any) -> None:
     parser.add_argument("scripts", nargs="*", metavar="NAME|PATH", help="scenarios, scripts or globs; all: every scenario")
     add_settings(parser)
     add_format(parser)
+    parser.add_argument("--detach", action="store_true", help="submit to Slurm and leave; harness attach comes back")
     parser.add_argument("--dry-run", action="store_true", help="print the exact command and environment, and start nothing")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.launch.rank_shim import RANK_PREFIX
+from harness.launch.rank_shim import ENV_FIFO, RANK_PREFIX
 from harness.model import Plan
 from harness.probe import protocol
 
@@ -23,7 +23,8 @@ INHERITED = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHON_EXEC",
-    protocol.ENV_RUN_DIR, protocol.ENV_RUN_ID, protocol.ENV_PROBE_DIR, protocol.ENV_SHADOWED, protocol.ENV_EXPECT,
+    protocol.ENV_RUN_DIR, protocol.ENV_RUN_ID, protocol.ENV_PROBE_DIR, protocol.ENV_SHADOWED, protocol.ENV_EXPECT, protocol.ENV_NODE,
+    ENV_FIFO,
 )  # fmt: skip
 INHERITED_PREFIXES = ("PET_", RANK_PREFIX)  # torchrun reads an option from PET_<OPTION> where its command line has none
 
@@ -50,6 +51,18 @@ class Command:
     warmth: Warmth | None = None
     fallback: Command | None = None  # used, and said, where servers cannot be had
     note: str = ""  # why this is not the launcher that was asked for
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an agent stands in a job: alone on this machine, or one of several that meet at `endpoint`."""
+
+    endpoint: str = "127.0.0.1:0"
+    local_addr: str = "127.0.0.1"  # under which the other nodes reach this one
+    is_host: bool | None = None  # whether this agent holds the rendezvous; None: torchrun finds out
+
+
+ALONE = Place()
 
 
 def python_of(plan: Plan) -> str:

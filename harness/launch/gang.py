@@ -36,7 +36,7 @@ Tell = Callable[[dict[str, Any]], None]
 class Gang:
     def __init__(self, job: Job, tell: Tell, servers: Callable[[], set[int]], terminal: tuple[int, ...]) -> None:
         self.job, self._tell, self._servers, self._terminal = job, tell, servers, terminal
-        self.run_dir = Path(job.run_dir)
+        self.run_dir = Path(job.own_dir or job.run_dir)
         self.account = Account()
         self.agent: int | None = None
         self.agent_code: int | None = None
@@ -93,7 +93,8 @@ class Gang:
         """Whether the clock matters: something ends."""
         return self._kill_at is not None
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: str, grace_s: float | None = None) -> None:
+        """TERM to the agent, KILL to all after the grace; the reason of the first stop stays."""
         if self.ended or self.reason != "exited":
             return None
         self.reason = reason
@@ -105,8 +106,12 @@ class Gang:
         agent = self._seen.get(self.agent or -1)
         if self.agent_code is None and agent:
             proctable.send(agent, signal.SIGTERM)
-        self._kill_by(self.job.grace_s)
+        self._kill_by(self.job.grace_s if grace_s is None else grace_s)
         return None
+
+    def members(self) -> list[Process]:
+        """The living processes of the run, the agent among them."""
+        return self._look()
 
     def on_fifo(self) -> None:
         try:

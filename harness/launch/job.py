@@ -27,6 +27,7 @@ class Job:
     world_size: int
     grace_s: float
     command: Command
+    own_dir: str = ""  # of this node, for what the nodes of a job cannot share: the FIFO and the agent's log; "": the run folder
 
 
 @dataclass

@@ -21,6 +21,7 @@ import time
 
 RANK_PREFIX = "_HARNESS_RANK_"  # the agent's environment holds the ranks' additions under this prefix, so that it is not probed itself
 FIFO = "ranks.fifo"
+ENV_FIFO = "_HARNESS_FIFO"  # path of the FIFO where it lies elsewhere than in the run folder: a pipe is this node's, the folder may be all nodes'
 LOG_DIR = "logs"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
@@ -30,7 +31,7 @@ def report(run_dir: str, event: dict[str, object]) -> None:
     """One line of JSON (numbers and lists of numbers print as such) on the supervisor's FIFO; without a reader it is dropped."""
     line = "{" + ", ".join(f'"{name}": {value}' for name, value in event.items()) + "}\n"
     try:
-        fifo = os.open(os.path.join(run_dir, FIFO), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fifo = os.open(os.environ.get(ENV_FIFO) or os.path.join(run_dir, FIFO), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.write(fifo, line.encode())
         os.close(fifo)
     except OSError:  # the supervisor is dead
@@ -67,7 +68,7 @@ def free_port() -> int:
 
 
 def rank_environment() -> dict[str, str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(RANK_PREFIX)}
+    env = {name: value for name, value in os.environ.items() if not name.startswith(RANK_PREFIX) and name != ENV_FIFO}
     env.update((name.removeprefix(RANK_PREFIX), value) for name, value in os.environ.items() if name.startswith(RANK_PREFIX))
     if env.get("WORLD_SIZE") == "1":
         # A lone rank may be a script that spawns its ranks itself on a port of its own: told of the agent's store, they would all wait for one.

@@ -52,9 +52,13 @@ class Supervisor:
             for key, _ in self._selector.select(self._patience()):
                 key.data()
             self._reap()
+            self._each_turn()
             if self._gang is not None:
                 self._advance(self._gang)
         self._pool.close()
+
+    def _each_turn(self) -> None:
+        """For a supervisor that does more: called at least once a second."""
 
     def _patience(self) -> float:
         """While something ends we look often, but for a fifth of the time at most: a host may have thousands of processes."""

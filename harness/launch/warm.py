@@ -12,18 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.launch import preload, torchrun
-from harness.launch.command import LAUNCH_DIR, Command, Warmth, agent_environment, python_of, script_path, shim
+from harness.launch.command import ALONE, LAUNCH_DIR, Command, Place, Warmth, agent_environment, python_of, script_path, shim
 from harness.launch.torchrun import agent_arguments, verbatim
 from harness.model import Plan
 
 
-def command(plan: Plan, run_dir: Path) -> Command:
-    cold = torchrun.command(plan, run_dir)
+def command(plan: Plan, run_dir: Path, place: Place = ALONE) -> Command:
+    cold = torchrun.command(plan, run_dir, place)
     script = Path(plan.cwd) / script_path(plan)
     if obstacle := preload.obstacle(script):
         return replace(cold, note=obstacle)
     rank = [*shim(plan, run_dir, "warm_client.py"), python_of(plan), "-u", script_path(plan), *plan.script_args]
-    agent = [python_of(plan), str(LAUNCH_DIR / "warm_agent.py"), *agent_arguments(plan, run_dir), *verbatim(rank)]
+    agent = [python_of(plan), str(LAUNCH_DIR / "warm_agent.py"), *agent_arguments(plan, run_dir, place), *verbatim(rank)]
     warmth = Warmth(plan.nproc, preload.modules(script), str(script.resolve().parent), python_of(plan), dict(plan.env))
     argv = (*shim(plan, run_dir, "warm_client.py", "--agent"), *agent)
     return Command(argv, agent_environment(plan, run_dir), plan.cwd, warmth=warmth, fallback=cold)

@@ -23,6 +23,8 @@ ENV_RUN_DIR = "_HARNESS_RUN_DIR"  # absolute path of the run folder
 ENV_RUN_ID = "_HARNESS_RUN_ID"  # marks every process of the run as ours
 ENV_PROBE_DIR = "_HARNESS_PROBE_DIR"  # absolute path of harness/probe
 ENV_SHADOWED = "_HARNESS_SITECUSTOMIZE"  # "1" while our sitecustomize chains the one it shadows
+ENV_NODE = "_HARNESS_NODE"  # which supervisor of a job owns this process: the first part of its recording's stem; unset: torchrun's GROUP_RANK
+ENV_ATTEMPT = "_HARNESS_ATTEMPT"  # how often Slurm had requeued the job before
 ENV_EXPECT = "_HARNESS_EXPECT"  # JSON: {"nproc": .., "nodes": .., "script": ..}: what the launcher was asked for
 
 REC_DIR = "rec"

@@ -54,7 +54,7 @@ class Recorder:
     @property
     def stem(self) -> str:
         if not self._stem:
-            node = os.environ.get("GROUP_RANK", "0")
+            node = os.environ.get(protocol.ENV_NODE) or os.environ.get("GROUP_RANK", "0")
             self._stem = f"{node if node.isdigit() else 0}-{self.pid}-{start_ticks(self.pid)}"
         return self._stem
 
@@ -106,6 +106,7 @@ class Recorder:
             rank=number("RANK"),
             local_rank=number("LOCAL_RANK"),
             world_size=number("WORLD_SIZE"),
+            attempt=max(0, number(protocol.ENV_ATTEMPT)),
             role=self.role,
             start_ticks=start_ticks(self.pid),
             python=sys.version.split()[0],

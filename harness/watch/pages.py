@@ -6,7 +6,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from harness.probe import protocol
 from harness.probe.protocol import Status
@@ -33,15 +33,43 @@ class Page:
         return self.status.phase == "ended"
 
 
+class Host(Protocol):
+    """Who knows of a process what its page does not say, by the stem of its recording."""
+
+    def look(self) -> None: ...
+    def lives(self, stem: str) -> bool: ...
+    def cpu_s(self, stem: str) -> float: ...
+    def holds_gpu(self, stem: str) -> bool: ...
+
+
+class ThisHost:
+    """/proc of the machine we run on."""
+
+    def look(self) -> None:
+        """Each question looks for itself."""
+
+    def lives(self, stem: str) -> bool:
+        identity = parse_stem(stem)
+        return identity is not None and processes.lives(*identity)
+
+    def cpu_s(self, stem: str) -> float:
+        return processes.cpu_s(identity[0]) if (identity := parse_stem(stem)) else 0.0
+
+    def holds_gpu(self, stem: str) -> bool:
+        return processes.holds_gpu(identity[0]) if (identity := parse_stem(stem)) else False
+
+
 class Pages:
     """All pages of one run folder; remembers what does not change."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, host: Host | None = None) -> None:
+        self.host: Host = host or ThisHost()
         self._folder = run_dir / protocol.REC_DIR
         self._who: dict[str, tuple[int, int]] = {}
         self._last: dict[str, Status] = {}
 
     def read(self) -> list[Page]:
+        self.host.look()
         try:
             names = sorted(entry.name for entry in self._folder.iterdir() if entry.name.endswith(".status"))
         except OSError:
@@ -56,7 +84,7 @@ class Pages:
         if stem not in self._who:
             self._who[stem] = read_start(self._folder / f"{stem}.jsonl")
         rank, ppid = self._who[stem]
-        return Page(stem, *identity, rank, ppid, status, processes.lives(*identity))
+        return Page(stem, *identity, rank, ppid, status, self.host.lives(stem))
 
     def _status(self, stem: str) -> Status | None:
         for _ in range(ATTEMPTS):

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.model import Plan
-from harness.watch import processes
-from harness.watch.pages import Page, Pages
+from harness.watch.pages import Host, Page, Pages
 
 FIRST_LIMIT_S, LIMIT_S, PACE = 20.0, 10.0, 20.0
 SLOW, BUSY = 3.0, 9.0  # factors on the limit
@@ -60,11 +59,11 @@ class Progress:
 class Watch:
     """Reads the pages at each poll; keeps what the decision needs."""
 
-    def __init__(self, run_dir: Path, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pages, self._plan, self._clock = Pages(run_dir), plan, clock
+    def __init__(self, run_dir: Path, plan: Plan, clock: Callable[[], float] = time.monotonic, host: Host | None = None) -> None:
+        self._pages, self._plan, self._clock = Pages(run_dir, host), plan, clock
         self._moved_at = clock()
         self._state: Mapping[str, object] = {}
-        self._cpu_s: dict[int, float] = {}  # of each process when something last moved
+        self._cpu_s: dict[str, float] = {}  # of each process when something last moved
         self._paces: deque[float] = deque(maxlen=MAX_PACES)  # seconds a step, one for each poll that saw steps
         self._stepped: tuple[float, int] | None = None  # when the furthest process last stepped, and how far it was
 
@@ -75,7 +74,7 @@ class Watch:
         state = {page.stem: (page.alive, page.status.progress, page.status.since_ns, page.status.phase, page.status.op) for page in pages}
         if state != self._state:
             self._state, self._moved_at = state, now
-            self._cpu_s = {page.pid: processes.cpu_s(page.pid) for page in pages if page.alive}
+            self._cpu_s = {page.stem: self._pages.host.cpu_s(page.stem) for page in pages if page.alive}
         silent_s = now - self._moved_at
         limit_s = self._limit_s(pages, silent_s)
         moments = tuple(_moment(page) for page in pages)
@@ -127,8 +126,8 @@ class Watch:
 
     def _is_busy(self, page: Page, silent_s: float) -> bool:
         """Uses the CPU. A call that waits for a GPU spins there too: that is no work, but computing outside such a call is."""
-        used_s = processes.cpu_s(page.pid) - self._cpu_s.get(page.pid, 0.0)
-        return used_s > BUSY_SHARE * silent_s and (not page.status.op or not processes.holds_gpu(page.pid))
+        used_s = self._pages.host.cpu_s(page.stem) - self._cpu_s.get(page.stem, 0.0)
+        return used_s > BUSY_SHARE * silent_s and (not page.status.op or not self._pages.host.holds_gpu(page.stem))
 
     def _only_waits_for_children(self, page: Page, pages: Sequence[Page]) -> bool:
         """The parent of mp.spawn: it computes nothing while its children, recorded themselves, live."""

@@ -15,11 +15,14 @@ from harness.watch import processes
 from harness.watch.pages import parse_stem, read_start
 
 WAIT_S = 3.0
+REMOTE_WAIT_S = 10.0  # a network file system shows the request, and the answers, late
 LOOK_EVERY_S = 0.05
 MAX_LINE_BYTES = 4_000_000
 
 
-def ask(run_dir: Path, wait_s: float = WAIT_S, sleep: Callable[[float], None] = time.sleep) -> tuple[RankStacks, ...]:
+def ask(
+    run_dir: Path, wait_s: float = WAIT_S, sleep: Callable[[float], None] = time.sleep, lives: Callable[[str], bool] | None = None
+) -> tuple[RankStacks, ...]:
     """Asks every process of the run and gathers the answers until all living ones have answered, at most `wait_s`.
 
     A process that holds the interpreter's lock in native code cannot answer; it is missing in the result.
@@ -33,7 +36,7 @@ def ask(run_dir: Path, wait_s: float = WAIT_S, sleep: Callable[[float], None] = 
         for path in recordings:
             if path not in answers and (event := _answer(path, offsets[path], request)) is not None:
                 answers[path] = RankStacks(read_start(path)[0], _threads(path, event))
-        if all(path in answers or not _lives(path) for path in recordings):
+        if all(path in answers or not (lives or _lives)(path.stem) for path in recordings):
             break
         sleep(LOOK_EVERY_S)
     return merge(answers[path] for path in sorted(answers, key=lambda path: answers[path].rank))
@@ -48,8 +51,8 @@ def _request(run_dir: Path) -> str:
     return number
 
 
-def _lives(path: Path) -> bool:
-    identity = parse_stem(path.stem)
+def _lives(stem: str) -> bool:
+    identity = parse_stem(stem)
     return identity is not None and processes.lives(*identity)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from harness.model import Plan, RankStacks
 from harness.watch import stacks
 from harness.watch.progress import Moment, Progress, Watch
+from harness.watch.pulses import Pulses
 
 TELL_AFTER_S = 3.0  # a shorter wait is not worth a word
 
@@ -15,7 +16,9 @@ TELL_AFTER_S = 3.0  # a shorter wait is not worth a word
 class View:
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self._run_dir, self._plan = run_dir, plan
-        self._watch = Watch(run_dir, plan)
+        self._remote = plan.launcher == "slurm"
+        self._host = Pulses(run_dir) if self._remote else None
+        self._watch = Watch(run_dir, plan, host=self._host)
         self._progress: Progress | None = None
 
     def silent_s(self) -> float:
@@ -28,7 +31,10 @@ class View:
         return describe(self._progress or self._watch.poll(), self._plan)
 
     def stacks(self) -> Sequence[RankStacks]:
-        return stacks.ask(self._run_dir)
+        if self._host is None:
+            return stacks.ask(self._run_dir)
+        self._host.look()
+        return stacks.ask(self._run_dir, stacks.REMOTE_WAIT_S, lives=self._host.lives)
 
 
 def describe(progress: Progress, plan: Plan) -> str:

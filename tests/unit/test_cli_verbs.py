@@ -187,7 +187,7 @@ def test_dry_run_prints_command_and_environment_and_makes_nothing(capsys: pytest
         (["run", "a.py", "-n", "0"], "whole number of 1 or more"),
         (["run", "a.py", "-n", "two"], "whole number of 1 or more"),
         (["run", "a.py", "b.py", "--", "-x"], "arguments after -- go to one script, but 2 are named"),
-        (["run", "a.py", "--launcher", "slurm"], "not built yet"),
+        (["run", "a.py", "--launcher", "slurm", "--slurm", "partitoin=x"], "sbatch has no option"),
         (["run", "a.py", "--nodes", "2"], "needs a launcher that has nodes"),
         (["run", "a.py", "--seed", "1"], "cannot reach a"),
         (["run", "a.py", "--select", "XYZ123"], "unknown check 'XYZ123'"),

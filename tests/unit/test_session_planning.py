@@ -61,9 +61,8 @@ def test_the_cpu_reaches_any_script_through_its_environment(tmp_path: Path) -> N
     assert job(tmp_path, scenario=BARE).plan.env == {}
 
 
-def test_a_launcher_without_nodes_and_one_that_is_not_built(tmp_path: Path) -> None:
+def test_a_launcher_without_nodes(tmp_path: Path) -> None:
     assert "needs a launcher that has nodes" in refused(tmp_path, nodes="2")
-    assert "not built yet" in refused(tmp_path, launcher="slurm")
 
 
 def test_inline_is_one_process(tmp_path: Path) -> None:

@@ -1,0 +1,357 @@
+"""The Slurm launcher, on the controller's side: submits, follows, stops. Imports neither torch nor submitit.
+
+The verdict rests on what ranks and nodes wrote into the run folder. Slurm is asked for what only it knows: why a job waits, and how it ended.
+Inside an allocation the same tasks run as a job step of it, under the local supervisor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from harness import attempt, rundir
+from harness.launch import slurm_layout
+from harness.launch.command import LAUNCH_DIR, Command, python_of
+from harness.launch.slurm_follow import Follower, ending_of
+from harness.launch.slurm_queue import GONE, Inquiry, JobState
+from harness.model import Ending, Plan, Scheduler
+from harness.probe import protocol
+
+JOB_FILE = "job.json"  # in SLURM_DIR: which job carries the run
+SUBMIT_LIMIT_S = 120.0
+LATE_S = 5.0  # what the nodes wrote last may reach a network file system's clients late
+STATE_WAIT_S = 45.0  # for Slurm's own word on a run that failed: a job completes when its last node has
+STEP_END_S = 60.0
+CANCEL_AFTER_S = 15.0  # behind the grace: nodes that do not obey the control file by then are cancelled
+
+
+def command(plan: Plan, run_dir: Path) -> Command:
+    """What is started here: sbatch's call for a job, srun's for a step of the allocation that we stand in."""
+    if slurm_layout.settings_of(plan).allocation:
+        return Command(tuple(slurm_layout.step_command(plan, run_dir)), {}, plan.cwd)
+    folder = slurm_layout.submission_dir(run_dir)
+    return Command(("sbatch", str(folder / "submission.sh")), {}, str(folder))
+
+
+LAUNCHER = command
+
+
+class Carrier(Protocol):
+    """What carries the run: a job of its own, or a step."""
+
+    def poll(self, pressing: bool) -> JobState | None: ...
+    def cancel(self) -> None: ...
+
+
+class Job:
+    """A batch job that we submitted."""
+
+    def __init__(self, job_id: str) -> None:
+        self.job_id = job_id
+        self._inquiry = Inquiry(job_id)
+
+    def poll(self, pressing: bool) -> JobState | None:
+        return self._inquiry.poll(pressing)
+
+    def cancel(self) -> None:
+        subprocess.Popen(
+            ["scancel", self.job_id], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+
+class Step:
+    """A step of an allocation: srun, owned by the local supervisor."""
+
+    def __init__(self, inner: Any, job_id: str) -> None:
+        self.job_id, self._inner = job_id, inner
+        self.error = ""
+
+    def poll(self, pressing: bool) -> JobState | None:
+        ending = self._inner.poll()
+        if ending is None:
+            return JobState("RUNNING")
+        self.error = ending.launcher_error
+        return JobState("COMPLETED" if not ending.launcher_error else "FAILED")
+
+    def cancel(self) -> None:
+        self._inner.stop("interrupted")
+
+
+class SlurmHandle:
+    """One run on Slurm: what is known of it so far, and a way to end it."""
+
+    def __init__(self, plan: Plan, run_dir: Path, carrier: Job | Step, number: int = 0) -> None:
+        self.plan, self.run_id, self._run_dir, self._carrier = plan, plan.run_id, run_dir, carrier
+        self.follower = Follower(run_dir, number)
+        self.job_id = carrier.job_id
+        self.state: JobState | None = None
+        self.pending_s = 0.0
+        self._begun = self._since = time.monotonic()
+        self._settling_since: float | None = None
+        self._stopped_at: float | None = None
+        self._cancelled = False
+        self._ending: Ending | None = None
+
+    # ---- what the session looks at
+
+    @property
+    def fallback(self) -> str:
+        return self.follower.account.fallback
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return self.follower.account.pids
+
+    @property
+    def attempt(self) -> int:
+        return self.follower.attempt
+
+    @property
+    def queued(self) -> str:
+        """Why nothing runs yet, in a few words; empty once Slurm has started the job."""
+        if self.follower.account.hellos:
+            return ""
+        if self.state is None:
+            return f"job {self.job_id} submitted"
+        return f"job {self.job_id} is {self.state.state.lower()}" + (f": {self.state.reason}" if self.state.reason else "") if self.state.waits else ""
+
+    def poll(self) -> Ending | None:
+        if self._ending is None:
+            self._follow()
+            self._ending = self._decide()
+        return self._ending
+
+    def stop(self, reason: str) -> None:
+        """By the control file, so that every node ends its ranks in order; by scancel where nothing runs yet or nobody obeys."""
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+            attempt.write_note(self._run_dir / attempt.CONTROL, f"stop {reason}\n")
+            if not self.follower.account.hellos:
+                self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._carrier.cancel()
+
+    # ---- following
+
+    def _follow(self) -> None:
+        account = self.follower.poll()
+        self.state = self._carrier.poll(pressing=self._all_told) or self.state
+        if not account.hellos and (self.state is None or self.state.waits):
+            self.pending_s = time.monotonic() - self._since
+        if self.state is not None and self.state.restarts > self.attempt:
+            self.follower.begin(self.state.restarts)
+            self._settling_since = None
+            self._since = time.monotonic()
+        late = self._stopped_at is not None and time.monotonic() > self._stopped_at + self.plan.grace_s + CANCEL_AFTER_S
+        if late:
+            self._cancel()
+
+    @property
+    def _all_told(self) -> bool:
+        return len(self.follower.account.endings) >= slurm_layout.num_agents(self.plan)
+
+    def _decide(self) -> Ending | None:
+        """Ended when all nodes have said so and nothing is left to be explained, or when Slurm says that the job is over."""
+        account, state = self.follower.account, self.state
+        over = state is not None and state.ended
+        if not over and not self._all_told:
+            self._settling_since = None
+            return None
+        if self._all_told and (account.clean or self._stopped_at is not None):
+            return self._end("")
+        now = time.monotonic()
+        self._settling_since = self._settling_since or now
+        if over and (self._all_told or now > self._settling_since + LATE_S):
+            return self._end(state.state if state is not None else "")
+        return self._end("") if now > self._settling_since + STATE_WAIT_S else None
+
+    def _end(self, state: str) -> Ending:
+        account = self.follower.account
+        told = ending_of(account, time.monotonic() - self._begun)
+        known = self.state or JobState("")
+        scheduler = Scheduler(self.job_id, state or known.state, known.reason, known.nodes, self.attempt, round(self.pending_s, 3))
+        reason = told.reason
+        if self._stopped_at is None and state in ("TIMEOUT", "DEADLINE"):
+            reason = "timeout"
+        elif self._stopped_at is None and state not in ("", "COMPLETED", "FAILED", "OUT_OF_MEMORY") and not account.clean:
+            reason = "scheduler"
+        error = told.launcher_error
+        if not told.started and not error:
+            error = self._why_nothing_ran(state)
+        if not told.started and reason == "exited":
+            reason = "launch-failed"
+        return replace(told, reason=reason, launcher_error=error, scheduler=scheduler)
+
+    def _why_nothing_ran(self, state: str) -> str:
+        said = self._carrier.error if isinstance(self._carrier, Step) else "\n".join(_tail(slurm_layout.submission_dir(self._run_dir)))
+        head = f"job {self.job_id} ended" + (f" as {state}" if state and state != GONE else "") + " before a rank was started"
+        return f"{head}\n{said}".strip()
+
+
+def _tail(folder: Path, num_lines: int = 8) -> list[str]:
+    """The last lines of the job's own log."""
+    lines: list[str] = []
+    for path in sorted(folder.glob("job-*.log")):
+        if path.is_file() and not path.is_symlink():
+            lines += path.read_bytes()[-8192:].decode("utf-8", "replace").splitlines()
+    return [line for line in lines if line.strip()][-num_lines:]
+
+
+class Rejected:
+    """A run whose job Slurm did not take."""
+
+    fallback, queued, attempt, job_id = "", "", 0, ""
+
+    def __init__(self, said: str) -> None:
+        self.pids: dict[int, int] = {}
+        self._said = said
+
+    def poll(self) -> Ending:
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in self._said.splitlines() if line.strip()]
+        text = "; ".join(dict.fromkeys(lines)) or "sbatch said nothing"
+        return Ending("launch-failed", False, launcher_error=f"slurm took no job: {text}", scheduler=Scheduler(rejected=text))
+
+    def stop(self, reason: str) -> None:
+        """Nothing runs."""
+
+
+# ---- submitting
+
+
+def _shape(plan: Plan) -> tuple[object, ...]:
+    """What two runs must have in common to be elements of one array."""
+    slurm = slurm_layout.settings_of(plan)
+    return plan.nodes, plan.nproc, plan.device, slurm.ranks, slurm.gpus, slurm.setup, tuple(sorted(slurm.options.items())), plan.python
+
+
+def _has_reference(run_dir: Path) -> bool:
+    return (run_dir / rundir.REFERENCE_DIR / protocol.PLAN_FILE).is_file()
+
+
+def submit(plans: Sequence[Plan], folders: Sequence[Path], with_reference: bool) -> list[str] | str:
+    """Job ids, one a run (several make an array), or what Slurm said against it. Each run's folder remembers its job."""
+    folder = slurm_layout.submission_dir(folders[0])
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for run_dir in folders:
+        attempt.make(run_dir, 0)
+        attempt.write_note(run_dir / attempt.CONTROL, "")
+    text = slurm_layout.text(plans, folder, with_reference)
+    (folder / "submission.sh").write_text(text, "utf-8")
+    request = {
+        "folder": str(folder),
+        "text": text,
+        "commands": [slurm_layout.node_command(plan, run_dir) for plan, run_dir in zip(plans, folders, strict=True)],
+        "unset": [slurm_layout.variable_of(name) for name in slurm_layout.settings_of(plans[0]).explicit],
+    }
+    answer = _ask_submitit(python_of(plans[0]), request)
+    if isinstance(answer, str):
+        return answer
+    for run_dir, job_id in zip(folders, answer, strict=True):
+        remember(run_dir, job_id)
+    return answer
+
+
+def _ask_submitit(python: str, request: dict[str, Any]) -> list[str] | str:
+    boot = [python, "-P", str(LAUNCH_DIR / "slurm_submit.py")]
+    env = {**os.environ, "PYTHONUTF8": "1"}
+    try:
+        done = subprocess.run(
+            boot, input=json.dumps(request), env=env, capture_output=True, text=True, encoding="utf-8", errors="replace",
+            timeout=SUBMIT_LIMIT_S, start_new_session=True,
+        )  # fmt: skip
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return f"no answer within {SUBMIT_LIMIT_S:.0f} s"
+    except (ValueError, IndexError, OSError):
+        return f"submitit could not be run: {done.stderr[-1000:]}"
+    return [str(job) for job in answer["jobs"]] if "jobs" in answer else str(answer["error"])
+
+
+def remember(run_dir: Path, job_id: str) -> None:
+    (run_dir / attempt.SLURM_DIR).mkdir(mode=0o700, exist_ok=True)
+    rundir.write_json(run_dir / attempt.SLURM_DIR / JOB_FILE, {"job_id": job_id})
+
+
+def job_of(run_dir: Path) -> str:
+    """The job that carries the run in this folder; "" where none was submitted."""
+    path = run_dir / attempt.SLURM_DIR / JOB_FILE
+    raw = rundir.read_json(path) if path.is_file() else {}
+    job_id = raw.get("job_id") if isinstance(raw, dict) else None
+    return job_id if isinstance(job_id, str) and job_id.replace("_", "").isdecimal() else ""
+
+
+class SlurmLauncher:
+    """What the session knows as its supervisor, for runs on Slurm. `local`: the supervisor that owns srun inside an allocation."""
+
+    def __init__(self, local: Any) -> None:
+        self._local = local
+        self._handle: SlurmHandle | None = None
+        self._inner: Any = None
+        self._rejected: dict[Path, str] = {}
+
+    def submit(self, runs: Sequence[tuple[Plan, Path]]) -> None:
+        """Runs of the same shape become one array: one line in the queue, one decision of the scheduler."""
+        groups: dict[tuple[object, ...], list[tuple[Plan, Path]]] = {}
+        for plan, run_dir in runs:
+            groups.setdefault(_shape(plan), []).append((plan, run_dir))
+        for group in groups.values():
+            plans, folders = [plan for plan, _ in group], [run_dir for _, run_dir in group]
+            answer = submit(plans, folders, any(_has_reference(run_dir) for run_dir in folders))
+            if isinstance(answer, str):
+                self._rejected.update(dict.fromkeys(folders, answer))
+
+    def start(self) -> None:
+        """Nothing to start: nodes bring their own supervisors."""
+
+    def run(self, plan: Plan, run_dir: Path) -> SlurmHandle | Rejected:
+        if self._is_reference(run_dir):
+            return self._follow_reference(plan, run_dir)
+        if run_dir in self._rejected:
+            return Rejected(self._rejected[run_dir])
+        job_id = job_of(run_dir)
+        if not job_id and slurm_layout.settings_of(plan).allocation:
+            return self._step(plan, run_dir)
+        if not job_id:
+            answer = submit([plan], [run_dir], _has_reference(run_dir))
+            if isinstance(answer, str):
+                return Rejected(answer)
+            job_id = answer[0]
+        self._handle = SlurmHandle(plan, run_dir, Job(job_id), attempt.newest(run_dir))
+        return self._handle
+
+    def _step(self, plan: Plan, run_dir: Path) -> SlurmHandle:
+        attempt.make(run_dir, 0)
+        attempt.write_note(run_dir / attempt.CONTROL, "")
+        if self._inner is not None:
+            self._inner.wait(STEP_END_S)  # one step after another: the allocation has room for one
+        self._inner = inner = self._local.run(plan, run_dir)
+        self._handle = SlurmHandle(plan, run_dir, Step(inner, slurm_layout.settings_of(plan).allocation))
+        return self._handle
+
+    def _is_reference(self, run_dir: Path) -> bool:
+        return run_dir.name == rundir.REFERENCE_DIR and self._handle is not None
+
+    def _follow_reference(self, plan: Plan, run_dir: Path) -> SlurmHandle:
+        """Agent 0 makes it, in the same job, after the run itself."""
+        assert self._handle is not None
+        return SlurmHandle(replace(plan, slurm=None, nodes=1), run_dir, self._handle._carrier, self._handle.attempt)
+
+    def rest(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def close(self) -> None:
+        """A job goes on without us; what we own here is srun."""
+        self._local.close()
+
+
+
+__all__ = ["LAUNCHER", "SlurmHandle", "SlurmLauncher", "job_of", "submit"]

@@ -1,0 +1,56 @@
+"""Submits through submitit, in a process of its own: the controller never imports it. Reads a request from stdin, prints what came of it.
+
+    request: {"folder": .., "text": .., "commands": [[argv], ..], "unset": [names]}     one command a job; several make an array
+    answer:  {"jobs": ["123"]} or {"jobs": ["123_0", "123_1"]}, or {"error": "what sbatch said"}
+
+submitit brings the pickles, their folder and the call of sbatch; the text is ours. Each pickle holds one `CommandFunction`: a command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def submit(request: dict[str, Any]) -> list[str]:
+    from submitit.core import utils
+    from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+
+    class OurText(SlurmExecutor):
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return str(request["text"])
+
+    folder = Path(request["folder"])
+    os.chdir(folder)  # the job's own log is named relative to it
+    executor = OurText(folder)
+    calls = [utils.DelayedSubmission(utils.CommandFunction(list(argv))) for argv in request["commands"]]
+    if len(calls) == 1:
+        return [executor._internal_process_submissions(calls)[0].job_id]
+    pickles = []
+    for number, call in enumerate(calls):
+        pickles.append(folder / f"call-{number}.pkl")
+        call.dump(pickles[-1])
+    first = executor._submit_command("")
+    jobs: list[SlurmJob[Any]] = [SlurmJob(folder=folder, job_id=f"{first.job_id}_{number}", tasks=[0]) for number in range(len(calls))]
+    for job, pickle in zip(jobs, pickles, strict=True):
+        job.paths.move_temporary_file(pickle, "submitted_pickle")
+    return [job.job_id for job in jobs]
+
+
+def main() -> None:
+    request = json.loads(sys.stdin.read())
+    for name in request["unset"]:
+        os.environ.pop(name, None)
+    os.umask(0o077)
+    try:
+        answer: dict[str, Any] = {"jobs": submit(request)}
+    except Exception as error:  # whatever submitit or sbatch say is the user's to read
+        answer = {"error": str(error).strip() or repr(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
