@@ -33,7 +33,7 @@ from harness.launch.rank_shim import ENV_FIFO, FIFO
 from harness.launch.slurm_layout import num_agents, settings_of
 from harness.launch.slurm_meet import Endpoint
 from harness.launch.slurm_pulse import Pulse
-from harness.launch.supervisor import Supervisor
+from harness.launch.supervisor import ENDING_S, Supervisor
 from harness.model import Plan
 from harness.probe import protocol
 
@@ -155,6 +155,10 @@ class Node(Supervisor):
         }
 
     # ---- once a second
+
+    def _patience(self) -> float:
+        between = self._gang is None and self.ending is not None and not self._linger_until
+        return ENDING_S if between else super()._patience()
 
     def _each_turn(self) -> None:
         gang = self._gang
