@@ -16,9 +16,10 @@ def quiet(function: F) -> F:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        if S.recorder.disabled or S.busy:
+        at_work = S.at_work
+        if S.recorder.disabled or at_work.yes:
             return None
-        S.busy = True
+        at_work.yes = True
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -27,7 +28,7 @@ def quiet(function: F) -> F:
                 S.recorder.event("probe_error", where=getattr(function, "__qualname__", "?"), error=repr(error)[:300])
             return None
         finally:
-            S.busy = False
+            at_work.yes = False
 
     return guarded  # type: ignore[return-value]
 

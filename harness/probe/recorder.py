@@ -10,11 +10,23 @@ import json
 import mmap
 import os
 import struct
-import threading
 import time
 from typing import Any
 
 from . import protocol, sites
+
+_SEQ = struct.Struct("<I")
+PAGE_EVERY_NS = 20_000_000
+_ops: dict[str, bytes] = {}
+_sites: dict[sites.Site, bytes] = {}
+
+
+def _encoded(site: sites.Site) -> bytes:
+    text = f"{site[0]}:{site[1]}:{site[2]}".encode("utf-8", "replace")[: protocol.STATUS_SITE_BYTES - 1]
+    if len(_sites) < 4096:
+        _sites[site] = text
+    return text
+
 
 MAX_EVENTS_A_KIND = 3000  # then only counted; keeps a recording under 10 MB
 
@@ -40,15 +52,17 @@ class Recorder:
         self.syncs = 0  # collectives and reducing backwards so far: equal counts on two ranks mean "nothing synchronised in between"
         self.errors = 0
         self._fds: dict[str, int] = {}
+        self._rows_fd = -1
         self._counts: dict[str, int] = {}
         self._page: mmap.mmap | None = None
+        self._page_ns = 0
+        self._late = False  # the page lags behind
         self._status_seq = 0
         self._progress = 0
         self._phase = b"start"
         self._op = b""
         self._op_since = 0
         self._site = b""
-        self._lock = threading.RLock()  # a signal handler of the user's may come here while this very thread holds it
         self._stem = ""
 
     @property
@@ -119,9 +133,12 @@ class Recorder:
         if self.disabled or self.closed or not protocol.kept(step):
             return
         try:
-            if not self._fds:
-                self.start()
-            os.write(self._fd(".rows", protocol.ROWS_MAGIC), packed)
+            fd = self._rows_fd
+            if fd < 0:
+                if not self._fds:
+                    self.start()
+                fd = self._rows_fd = self._fd(".rows", protocol.ROWS_MAGIC)
+            os.write(fd, packed)
         except OSError:
             self.errors += 1
 
@@ -134,44 +151,62 @@ class Recorder:
             self.errors += 1
 
     # ---- status page ----
+    # The page is for readers who look once a second: what changes within PAGE_EVERY_NS is left to the beat (sensors/beat.py), which publishes
+    # ten times a second what it finds here. A call that blocks is on the page then, whether or not it was when it began.
     def progress(self) -> None:
         """Something moved: a batch, a collective, a forward, a step. Under 1 us."""
         self._progress += 1
-        page = self._page
-        if page is not None:
-            struct.pack_into("<QI", page, 8, time.time_ns(), self._progress & 0xFFFFFFFF)
+        self._write_status(time.time_ns(), PAGE_EVERY_NS)
 
-    def enter(self, op: str, site: sites.Site) -> None:
-        """This process enters a call that can block."""
-        self._op, self._op_since = op.encode()[:16], time.time_ns()
-        self._site = f"{site[0]}:{site[1]}:{site[2]}".encode()[: protocol.STATUS_SITE_BYTES - 1]
-        self._write_status()
+    def enter(self, op: str, site: sites.Site | None) -> None:
+        """This process enters a call that can block. Without a site the beat finds out where, should it last. Under 1 us."""
+        self._op = _ops.get(op) or _ops.setdefault(op, op.encode()[:16])
+        self._site = b"" if site is None else _sites.get(site) or _encoded(site)
+        self._op_since = now_ns = time.time_ns()
+        self._write_status(now_ns, PAGE_EVERY_NS)
 
     def leave(self) -> None:
-        self._op, self._op_since, self._site = b"", time.time_ns(), b""
+        self._op = self._site = b""
+        self._op_since = now_ns = time.time_ns()
         self._progress += 1
-        self._write_status()
+        self._write_status(now_ns, PAGE_EVERY_NS)
+
+    def publish(self, site: sites.Site | None = None) -> None:
+        """From the beat: put on the page what has changed since it was written; `site` is where an operation is that did not say."""
+        if self._late:
+            if site is not None and self._op and not self._site:
+                self._site = _encoded(site)
+            self._write_status(time.time_ns())
 
     def phase(self, name: str) -> None:
         self._phase = name.encode()[:16]
-        self._write_status()
+        self._write_status(time.time_ns())
 
-    def _write_status(self) -> None:
+    def _write_status(self, now_ns: int, unless_ns: int = 0) -> None:
+        """Unless it was written that short a time ago. No lock: the text is copied under the GIL in one piece, so that two threads write one
+        after the other; the number in front, odd until all is there, is for readers in other processes."""
+        if unless_ns and now_ns - self._page_ns < unless_ns:
+            self._late = True
+            return
         if self.disabled or self.closed:
             return
-        with self._lock:
-            try:
-                if self._page is None:
-                    self._page = self._map_status()
-                self._status_seq += 2
-                struct.pack_into("<I", self._page, 0, self._status_seq - 1)
-                head = protocol.STATUS.pack(
-                    self._status_seq - 1, self.pid, time.time_ns(), self._progress & 0xFFFFFFFF, self.steps, self._op_since, self._phase, self._op
+        try:
+            self._page_ns, self._late = now_ns, False
+            page = self._page
+            if page is None:
+                page = self._page = self._map_status()
+            seq = self._status_seq = (self._status_seq + 2) & 0xFFFFFFFE
+            _SEQ.pack_into(page, 0, seq + 1)
+            site = self._site + b"\0"
+            page[: protocol.STATUS.size + len(site)] = (
+                protocol.STATUS.pack(
+                    seq + 1, self.pid, now_ns, self._progress & 0xFFFFFFFF, self.steps & 0xFFFFFFFF, self._op_since, self._phase, self._op
                 )
-                self._page[: protocol.STATUS_BYTES] = head + self._site.ljust(protocol.STATUS_SITE_BYTES, b"\0")
-                struct.pack_into("<I", self._page, 0, self._status_seq)
-            except (OSError, ValueError, struct.error):
-                self.errors += 1
+                + site
+            )
+            _SEQ.pack_into(page, 0, seq or 2)
+        except (OSError, ValueError, struct.error):
+            self.errors += 1
 
     def _map_status(self) -> mmap.mmap:
         if not self._fds:
@@ -192,5 +227,6 @@ class Recorder:
             except OSError:
                 pass
         self._fds.clear()
+        self._rows_fd = -1
         self._page = None
         self.closed = True

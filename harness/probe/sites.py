@@ -16,10 +16,12 @@ _SYSTEM = tuple(
     {os.path.join(_PATHS[k], "") for k in ("stdlib", "platstdlib", "purelib", "platlib") if k in _PATHS}
     | {os.path.join(os.path.dirname(os.__file__), ""), os.path.join(_HERE, "")}
 )
-_is_user: dict[CodeType, bool] = {}
-_texts: dict[tuple[str, int], str] = {}
-
 Site = tuple[str, int, str]  # file, line, function
+
+# by id of the code, which is kept so that its id stays its own: hashing a code object hashes its bytes, 1 us each time
+_is_user: dict[int, tuple[CodeType, bool]] = {}
+_at: dict[tuple[int, int], Site] = {}  # (id of user code, instruction) -> call site; a line number costs 1 us to work out
+_texts: dict[tuple[str, int], str] = {}
 UNKNOWN: Site = ("", 0, "")
 
 
@@ -32,25 +34,38 @@ def is_user_file(name: str) -> bool:
 
 
 def is_user_code(code: CodeType) -> bool:
-    known = _is_user.get(code)
+    known = _is_user.get(id(code))
     if known is None:
-        known = _is_user[code] = is_user_file(code.co_filename)
-    return known
+        known = _is_user[id(code)] = (code, is_user_file(code.co_filename))
+    return known[1]
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
     """The innermost frame of the user's code, from `frame` outwards."""
-    while frame is not None and not is_user_code(frame.f_code):
+    while frame is not None:
+        known = _is_user.get(id(frame.f_code))
+        if known[1] if known is not None else is_user_code(frame.f_code):
+            return frame
         frame = frame.f_back
-    return frame
+    return None
 
 
 def here(depth: int = 2) -> Site:
-    """Call site in the user's code, `depth` frames up or further out. About 1 us."""
+    """Call site in the user's code, `depth` frames up or further out. About 0.5 us."""
     frame = user_frame(sys._getframe(depth))
-    if frame is None:
-        return UNKNOWN
-    return (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return UNKNOWN if frame is None else of_frame(frame)
+
+
+def of_frame(frame: FrameType) -> Site:
+    """Where a frame of the user's code is right now."""
+    code = frame.f_code
+    key = (id(code), frame.f_lasti)
+    found = _at.get(key)
+    if found is None:
+        found = (code.co_filename, frame.f_lineno, code.co_name)
+        if is_user_code(code):  # which keeps the code, and so its id
+            _at[key] = found
+    return found
 
 
 def stack(depth: int = 2, limit: int = 6) -> list[Site]:
@@ -58,7 +73,7 @@ def stack(depth: int = 2, limit: int = 6) -> list[Site]:
     found: list[Site] = []
     frame = user_frame(sys._getframe(depth))
     while frame is not None and len(found) < limit:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        found.append(of_frame(frame))
         frame = user_frame(frame.f_back)
     return found
 

@@ -19,30 +19,30 @@ def mix(digest: int, value: int) -> int:
 
 
 class SinceStep:
-    """Sums since the end of the last optimizer step."""
+    """Sums since the end of the last optimizer step. Made at every step: what is zero stays in the class until somebody counts."""
 
-    __slots__ = (
-        "all_seq", "backward_s", "batch", "coll", "coll_s", "data_s", "draws", "eval_backward", "first_sync", "grad_norm", "index",
-        "last_no_sync", "loss_sum", "num_backward", "num_batches", "num_coll", "num_forward", "num_reduce",
-        "num_samples", "python_seq", "queue",
-        "scale", "start", "step_began", "zeroed",
-    )  # fmt: skip
+    coll = index = batch = draws = 0
+    num_coll = num_reduce = num_backward = num_forward = num_batches = num_samples = 0
+    python_seq = 0
+    data_s = coll_s = backward_s = 0.0
+    first_sync = 0.0  # perf_counter at the first collective or backward; 0: none yet
+    loss_sum = 0.0
+    grad_norm = float("nan")
+    scale = 0.0
+    queue = 0.0  # run queue seconds of the process when the last step ended
+    zeroed = False
+    last_no_sync = False
+    eval_backward = False
+    step_began = 0.0
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
-        self.coll = self.index = self.batch = self.draws = 0
-        self.num_coll = self.num_reduce = self.num_backward = self.num_forward = self.num_batches = self.num_samples = 0
-        self.python_seq = self.all_seq = 0
-        self.data_s = self.coll_s = self.backward_s = 0.0
-        self.first_sync = 0.0  # perf_counter at the first collective or backward; 0: none yet
-        self.loss_sum = 0.0
-        self.grad_norm = float("nan")
-        self.scale = 0.0
-        self.queue = 0.0  # run queue seconds of the process when the last step ended
-        self.zeroed = False
-        self.last_no_sync = False
-        self.eval_backward = False
-        self.step_began = 0.0
+
+
+class AtWork(threading.local):
+    """Whether the probe itself works in this thread."""
+
+    yes = False
 
 
 class State:
@@ -50,22 +50,23 @@ class State:
 
     def __init__(self) -> None:
         self.recorder: Recorder = None  # type: ignore[assignment]  # set by arm() before any hook exists
-        self._at_work = threading.local()
+        self.at_work = AtWork()
         self.reset()
 
     @property
     def busy(self) -> bool:
         """The probe itself is at work in this thread: its own torch calls are not observed. Other threads are: a loader that is drained in a
         thread of the user's must not hide a step of the main thread."""
-        return getattr(self._at_work, "yes", False)
+        return self.at_work.yes
 
     @busy.setter
     def busy(self, value: bool) -> None:
-        self._at_work.yes = value
+        self.at_work.yes = value
 
     def reset(self) -> None:
         self.since = SinceStep()
         self.steps = 0
+        self.light = False  # this step carries no digests (protocol.witnessed): hooks take their short way
         self.group: Any = None  # the default process group, once it exists
         self.in_collective = 0
         self.loss: Any = None  # detached scalar of the last backward

@@ -15,12 +15,12 @@ import time
 import weakref
 from typing import Any
 
-from .. import digests, protocol, sites, sources
+from .. import digests, marks, sites, sources
 from ..patching import after, quiet, wrap
 from ..state import S, seq
 from . import ddp, graphs, manual, steps
 
-_optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
 _seen: dict[tuple[str, int], str] = {}
 _since_zero: dict[sites.Site, int] = {}
 _local: dict[int, dict[str, list[float]]] = {}
@@ -89,9 +89,9 @@ def _spread(items: list[Any], num: int) -> list[Any]:
 
 def _check_zeroed() -> None:
     """Whether each optimizer's gradients are zero or None now; remembered until its step."""
-    for optimizer in list(_optimizers):
-        if not mark(optimizer).zeroed:
-            versions = mark(optimizer).versions
+    for optimizer in marks.optimizers():
+        if not marks.of(optimizer).zeroed:
+            versions = marks.of(optimizer).versions
             nonzero = False
             for p in _spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
                 if p.grad.device.type != "cpu":
@@ -100,70 +100,81 @@ def _check_zeroed() -> None:
                 elif digests.plain(p.grad):
                     nonzero = nonzero or bool(digests.sampled(p.grad).any())
             if not nonzero:
-                mark(optimizer).zeroed = True
+                marks.of(optimizer).zeroed = True
 
 
-class Mark:
-    __slots__ = ("stepped", "versions", "zeroed")
-
-    def __init__(self) -> None:
-        self.versions: dict[int, int] = {}  # of gradients on a device, after the last backward or before the last step
-        self.zeroed = False
-        self.stepped = False
-
-
-_marks: dict[int, Mark] = {}
-
-
-def mark(optimizer: Any) -> Mark:
-    found = _marks.get(id(optimizer))
-    if found is None:
-        found = _marks[id(optimizer)] = Mark()
-        weakref.finalize(optimizer, _marks.pop, id(optimizer), None).atexit = False
-    return found
-
-
-def _note_versions(optimizer: Any) -> None:
-    if _on_device(optimizer):
-        mark(optimizer).versions = {id(p): p.grad._version for g in optimizer.param_groups for p in g["params"] if p.grad is not None}
+def _note_versions(optimizer: Any, m: marks.Mark) -> None:
+    if not S.light:
+        m.on_device = _on_device(optimizer)
+    if m.on_device:
+        m.versions = {id(p): p.grad._version for g in optimizer.param_groups for p in g["params"] if p.grad is not None}
 
 
 def _on_device(optimizer: Any) -> bool:
-    return any(p.device.type != "cpu" for g in optimizer.param_groups for p in g["params"][:1])
+    return any(not p.is_cpu for g in optimizer.param_groups for p in g["params"][:1])
 
 
 def _after_zero_grad(result: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    if _on_device(optimizer):
-        mark(optimizer).zeroed = True
+    if not S.light and _on_device(optimizer):  # at light steps nobody asks
+        marks.of(optimizer).zeroed = True
 
 
 def _enter(loss: Any, site: sites.Site) -> None:
-    since = S.since
-    manual.look()  # a step without an optimizer shows only now
+    if S.backwards <= 256:
+        for look in at_backward:
+            look(loss)
+    if manual._leaves:
+        manual.look()  # a step without an optimizer shows only now
     since = S.since
     if not since.first_sync:
         since.first_sync = time.perf_counter()
-    if protocol.witnessed(S.steps):
-        _check_zeroed()
+    if S.light:
+        for m in list(marks.table.values()):
+            m.zeroed = True  # not looked at
     else:
-        for optimizer in list(_optimizers):
-            mark(optimizer).zeroed = True  # not looked at
-    if S.steps < 64 and any(mark(o).zeroed for o in _optimizers) and all(_grads_none(o) for o in _optimizers):
-        _since_zero.clear()
-    _since_zero[site] = _since_zero.get(site, 0) + 1
+        _look_at_gradients(site)
     since.num_backward += 1
     S.backwards += 1
-    since.last_no_sync = any((m := w.ref()) is not None and not m.require_backward_grad_sync for w in S.ddps)
-    S.loss, S.loss_site = loss.detach(), site
+    S.loss, S.loss_site = _value(loss), site
     if loss.grad_fn is not None:
-        _describe(loss, site)
+        if not S.light or site[:2] not in _seen:
+            _describe(loss, site)
         graphs.watch(loss, "train")
     for loop in S.loops:
         loop.backwards += 1
-    bypassed = [w for w in S.ddps if w.forwards == 0 and (m := w.ref()) is not None and m.training]
+    _look_at_wrapped(since, loss, site)
+
+
+def _value(loss: Any) -> Any:
+    """A number, or on a device a tensor that is read later."""
+    try:
+        return float(loss.item()) if loss.is_cpu and loss.numel() == 1 else loss.detach()
+    except (RuntimeError, TypeError):
+        return loss.detach()
+
+
+def _look_at_gradients(site: sites.Site) -> None:
+    _check_zeroed()
+    if S.steps < 64 and any(marks.of(o).zeroed for o in marks.optimizers()) and all(_grads_none(o) for o in marks.optimizers()):
+        _since_zero.clear()
+    _since_zero[site] = _since_zero.get(site, 0) + 1
+
+
+def _look_at_wrapped(since: Any, loss: Any, site: sites.Site) -> None:
+    """no_sync() and eval mode at this backward, and whether it goes around a DDP object."""
+    no_sync = in_eval = False
+    bypassed: list[Any] = []
+    for wrapped in S.ddps:
+        model = wrapped.ref()
+        if model is not None:
+            no_sync = no_sync or not model.require_backward_grad_sync
+            in_eval = in_eval or not model.training
+            if not wrapped.forwards and model.training:
+                bypassed.append(wrapped)
+    since.last_no_sync = no_sync
     if bypassed and S.steps < 64 and loss.grad_fn is not None:
         _look_for_bypass(bypassed, loss, site)
-    if any((m := w.ref()) is not None and not m.training for w in S.ddps) or (not S.ddps and S.steps and manual.roots_in_eval()):
+    if in_eval or (not S.ddps and S.steps and manual.roots_in_eval()):
         since.eval_backward = True
 
 
@@ -201,11 +212,11 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
         wrapped.forwards = 0  # one forward arms the reducer for one backward
     if loss.grad_fn is not None:
         manual.remember(loss)
-    for optimizer in list(_optimizers):
-        _note_versions(optimizer)
-        if S.steps < GRADIENT_STEPS:
-            _local[id(optimizer)] = _values(optimizer)
-    S.recorder.progress()
+    for m in list(marks.table.values()):
+        if (not S.light or m.on_device) and (optimizer := m.optimizer()) is not None:
+            _note_versions(optimizer, m)
+            if S.steps < GRADIENT_STEPS:
+                _local[id(optimizer)] = _values(optimizer)
 
 
 _group_seq: dict[int, int] = {}
@@ -243,15 +254,23 @@ def _values(optimizer: Any, params: Any = None, names: Any = None) -> dict[str, 
 def note_unclipped() -> None:
     """Before a clip: what a hand-written sync made of the gradients, which the clip is about to scale."""
     if S.steps < GRADIENT_STEPS:
-        for optimizer in list(_optimizers):
+        for optimizer in marks.optimizers():
             _unclipped[id(optimizer)] = _values(optimizer)
 
 
-def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
-    m = mark(optimizer)
+def _at_light_step(optimizer: Any, witness: Any) -> None:
+    m = marks.of(optimizer)
     S.since.zeroed = m.zeroed or not m.stepped
     m.zeroed, m.stepped = False, True
-    _note_versions(optimizer)
+    if m.on_device or not S.light:
+        _note_versions(optimizer, m)
+    if _since_zero:
+        _since_zero.clear()
+
+
+def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
+    counted = list(_since_zero.items())[:8]
+    _at_light_step(optimizer, witness)
     if S.steps < GRADIENT_STEPS:
         local, at_step = _local.pop(id(optimizer), {}), _values(optimizer)
         synced = _unclipped.pop(id(optimizer), at_step)
@@ -269,12 +288,11 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             "accumulation",
             S.loss_site,
             opt=witness.opt,
-            sites=[[sites.as_json(s), n] for s, n in list(_since_zero.items())[:8]],
+            sites=[[sites.as_json(s), n] for s, n in counted],
             reduces=S.since.num_reduce,
             no_sync=S.since.last_no_sync,
             rows=S.batch_rows,
         )
-    _since_zero.clear()
 
 
 _depth = [0]
@@ -284,8 +302,10 @@ def _make(original: Any) -> Any:
     enter, leave = quiet(_enter), quiet(_leave)
 
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _depth[0]:
+            return original(self, *args, **kwargs)
         loss = self[0] if isinstance(self, (list, tuple)) and self else self
-        if _depth[0] or not hasattr(loss, "grad_fn"):
+        if not hasattr(loss, "grad_fn"):
             return original(self, *args, **kwargs)
         site = sites.here(2)
         enter(loss, site)
@@ -334,7 +354,7 @@ def _note_grad(wanted: list[Any], site: sites.Site) -> None:
 
 
 def _after_optimizer(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    _optimizers.add(self)
+    marks.of(self)
     steps.made_at[self] = sites.here(4)
 
 
@@ -356,6 +376,4 @@ def arm() -> None:
     after(torch.optim.Optimizer, "zero_grad", _after_zero_grad)
     after(torch.amp.GradScaler, "scale", _after_scale)
     steps.at_step.append(_at_step)
-
-
-_ = protocol
+    steps.at_light_step.append(_at_light_step)

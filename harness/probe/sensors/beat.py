@@ -81,6 +81,7 @@ class Beat:
 
     def look(self) -> None:
         self.looks += 1
+        self.publish()
         self.answer()
         self.note_stall()
         if S.steps:
@@ -89,6 +90,12 @@ class Beat:
             self.sample()
         if self.looks % 10 == 0:
             self.look_for_kills()
+
+    def publish(self) -> None:
+        recorder = self.recorder
+        if recorder._late:
+            unknown = recorder._op and not recorder._site
+            recorder.publish(next(iter(main_stack()[0]), None) if unknown else None)
 
     def answer(self) -> None:
         if not os.path.exists(self.request):
@@ -177,7 +184,7 @@ def main_stack() -> tuple[list[sites.Site], str]:
     inner = frame.f_code.co_name if frame is not None else ""
     found: list[sites.Site] = []
     while (frame := sites.user_frame(frame)) is not None and len(found) < 8:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        found.append(sites.of_frame(frame))
         frame = frame.f_back
     return found, inner
 

@@ -67,13 +67,13 @@ def _is_gradient(tensor: Any) -> bool:
     """Whether the tensor is a parameter's gradient; the gradients' addresses are read once a step."""
     if tensor is None or tensor.device.type == "meta":
         return False
-    from . import backward
+    from .. import marks
 
     key = (S.steps, S.backwards)
     if _addresses[0] != key:
         _addresses[:] = [
             key,
-            {p.grad.data_ptr() for o in list(backward._optimizers) for g in o.param_groups for p in g["params"] if p.grad is not None},
+            {p.grad.data_ptr() for o in marks.optimizers() for g in o.param_groups for p in g["params"] if p.grad is not None},
         ]
     return bool(tensor.data_ptr() in _addresses[1])
 

@@ -16,7 +16,7 @@ import sys
 import weakref
 from typing import Any
 
-from .. import digests, names, protocol, sites, sources
+from .. import digests, names, sites, sources
 from ..patching import after, before, quiet, wrap
 from ..state import S, mix
 from . import graphs
@@ -270,56 +270,60 @@ def _note_grad_edit(self: Any, *args: Any, **kwargs: Any) -> None:
         del _grad_edits[:-64]
 
 
+def _wrapped_of(model: Any) -> Wrapped | None:
+    for wrapped in S.ddps:
+        if wrapped.ref() is model:
+            found: Wrapped = wrapped
+            return found
+    return None
+
+
+def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any, site: sites.Site) -> None:
+    """Before a forward, at steps with digests."""
+    if model.training or S.steps < 4:
+        tensors = digests.of_batch((args, kwargs))
+        if tensors and tensors[0].device.type == "cpu":  # a device batch would be waited for
+            S.since.batch = mix(S.since.batch, digests.of_tensors(tensors[:4])[0])
+            S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
+    if S.steps < 64 or S.steps % 16 == 0:
+        _look_for_changes(wrapped, model, site)
+
+
+def _left(wrapped: Wrapped, model: Any, output: Any) -> None:
+    training = model.training
+    graphs.watch(output, "train" if training else "eval")
+    if training and wrapped.own_buffers and (S.steps < 64 or S.steps % 16 == 0):
+        table = dict(model.module.named_buffers())
+        wrapped.buffer_value = digests.of_tensors([table.get(n) for n in wrapped.own_buffers])[0]
+    elif not training and wrapped.eval_looks < 20:
+        wrapped.eval_looks += 1
+        table = dict(model.module.named_buffers())
+        each = digests.of_tensors(list(table.values()))[1]
+        if table:
+            S.recorder.event("wrap_eval", sites.here(4), index=wrapped.index, buffers=dict(zip(table, each, strict=True)))
+
+
 def _forward(original: Any) -> Any:
-    def enter(model: Any, args: Any, kwargs: Any, site: sites.Site) -> None:
-        wrapped = next((w for w in S.ddps if w.ref() is model), None)
-        if wrapped is None:
-            return
+    entered, left = quiet(_entered), quiet(_left)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder, wrapped = S.recorder, _wrapped_of(self)
+        if wrapped is None or recorder.disabled or S.at_work.yes:
+            return original(self, *args, **kwargs)
         wrapped.forwards += 1
         wrapped.running += 1
         S.since.num_forward += 1
-        S.recorder.progress()
-        if (model.training or S.steps < 4) and protocol.witnessed(S.steps):
-            tensors = digests.of_batch((args, kwargs))
-            if tensors and tensors[0].device.type == "cpu":  # a device batch would be waited for
-                S.since.batch = mix(S.since.batch, digests.of_tensors(tensors[:4])[0])
-                S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
-        if S.steps < 64 or S.steps % 16 == 0:
-            _look_for_changes(wrapped, model, site)
-
-    def leave(model: Any, output: Any) -> None:
-        wrapped = next((w for w in S.ddps if w.ref() is model), None)
-        if wrapped is None:
-            return
-        wrapped.running = max(0, wrapped.running - 1)
-        graphs.watch(output, "eval" if not model.training else "train")
-        if model.training and wrapped.own_buffers and (S.steps < 64 or S.steps % 16 == 0):
-            table = dict(model.module.named_buffers())
-            wrapped.buffer_value = digests.of_tensors([table.get(n) for n in wrapped.own_buffers])[0]
-        elif not model.training and wrapped.eval_looks < 20:
-            wrapped.eval_looks += 1
-            table = dict(model.module.named_buffers())
-            each = digests.of_tensors(list(table.values()))[1]
-            if table:
-                S.recorder.event("wrap_eval", sites.here(4), index=wrapped.index, buffers=dict(zip(table, each, strict=True)))
-
-    def left(model: Any) -> None:
-        for wrapped in S.ddps:
-            if wrapped.ref() is model:
-                wrapped.running = max(0, wrapped.running - 1)
-
-    enter_quiet, leave_quiet, left_quiet = quiet(enter), quiet(leave), quiet(left)
-
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        enter_quiet(self, args, kwargs, sites.here(2))
-        S.recorder.enter("ddp_forward", sites.here(2))
+        site = None
+        if not S.light:
+            site = sites.here(2)
+            entered(wrapped, self, args, kwargs, site)
+        recorder.enter("ddp_forward", site)
         try:
             output = original(self, *args, **kwargs)
-        except BaseException:
-            left_quiet(self)
-            raise
-        S.recorder.leave()
-        leave_quiet(self, output)
+        finally:
+            wrapped.running -= 1
+        recorder.leave()
+        left(wrapped, self, output)
         return output
 
     return forward
@@ -335,7 +339,7 @@ def last_module_access() -> sites.Site | None:
 
 def _getattr(original: Any) -> Any:
     def __getattr__(self: Any, name: str) -> Any:
-        if name == "module" and self.training and sites.is_user_code(sys._getframe(1).f_code):
+        if name == "module" and sites.is_user_code(sys._getframe(1).f_code) and self.training:
             _module_access[:] = [(S.steps, sites.here(2))]
         return original(self, name)
 

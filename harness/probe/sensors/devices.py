@@ -144,11 +144,11 @@ _depth = [0]
 def _held(module: Any) -> tuple[str, dict[int, tuple[str, bool]]]:
     """(who holds, id of parameter -> (device, is it in the module now)) for parameters of this module that an optimizer or "
     "DDP object holds."""
-    from . import backward
+    from .. import marks
 
     own = {id(p): str(p.device) for p in module.parameters()}
     by_ddp = {key for w in S.ddps if w.ref() is not None for key in w.refs}
-    in_optimizer = {id(p) for o in list(backward._optimizers) for g in o.param_groups for p in g["params"]}
+    in_optimizer = {id(p) for o in marks.optimizers() for g in o.param_groups for p in g["params"]}
     holder = "ddp" if own.keys() & by_ddp else "optimizer"
     return holder, {key: (device, True) for key, device in own.items() if key in by_ddp or key in in_optimizer}
 

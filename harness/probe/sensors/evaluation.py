@@ -117,7 +117,7 @@ def _note(module: Any, args: Any, site: sites.Site) -> None:
     _open[0].note(args, {})
 
 
-def _before_step(optimizer: Any, witness: Any, params: Any) -> None:
+def _before_step(optimizer: Any, witness: Any, params: Any = None) -> None:
     if _open:
         finish()
 
@@ -127,4 +127,5 @@ def arm() -> None:
 
     after(torch.nn.Module, "train", _after_train)
     steps.at_step.append(_before_step)
+    steps.at_light_step.append(_before_step)
     at_close.append(quiet(finish))

@@ -9,7 +9,6 @@ reaches them), site, keeper.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from .. import digests, keepers, sites
@@ -19,15 +18,40 @@ from ..state import S
 
 
 class _Token:
-    __slots__ = ("__weakref__", "mode")
+    """Its end is the node's. A finalizer of the weakref module would cost 3 us more."""
+
+    __slots__ = ("mode", "step")
 
     def __init__(self, mode: str) -> None:
         self.mode = mode
+        self.step = -1 if S.steps < ALL_STEPS or mode == "eval" else S.steps
+        if self.step < 0:
+            _alive[mode] += 1
+        else:
+            _grow_old(self.step)
+            _young[mode] += 1
+        _sum_up()
+
+    def __del__(self) -> None:
+        try:
+            if self.step < 0:
+                _alive[self.mode] -= 1
+            elif self.step == _young_step[0]:
+                _young[self.mode] -= 1
+            else:
+                _alive[self.mode] -= EVERY
+            _sum_up()
+        except (TypeError, AttributeError):  # the interpreter is coming down and has emptied this module
+            return
 
 
 # graphs alive by what bears the token: the loss's root, the root of a model's output, the node nearest to the leaves (kept too where only
 # an intermediate output is kept, by a forward hook), and outputs in eval mode
 _alive: dict[str, int] = {"loss": 0, "output": 0, "depth": 0, "eval": 0}
+_young = dict.fromkeys(_alive, 0)  # tokens of the last step that was counted after ALL_STEPS: kept or not is seen at the next one
+_young_step = [-1]
+ALL_STEPS = 256  # from then on the graph of one training step in EVERY bears tokens; a token costs 10 us with what it takes to free it
+EVERY = 16
 _told: dict[str, int] = {"train": 4, "eval": 4}
 _KEY = "_harness_token"
 MAX_NODES = 5000
@@ -56,55 +80,76 @@ def _keeper(site: sites.Site) -> dict[str, Any] | None:
     return sites.as_json(found) if found is not None else None
 
 
-def _gone(mode: str) -> None:
-    _alive[mode] -= 1
-    S.graphs_alive = max(_alive.values())
+def _sum_up() -> None:
+    S.graphs_alive = max(_alive.values()) + (_young_step[0] >= 0)  # the step in work has a graph too
+
+
+def _grow_old(step: int) -> None:
+    """What is alive of an earlier step stands for EVERY graphs that are kept."""
+    if step != _young_step[0]:
+        _young_step[0] = step
+        for mode, num in _young.items():
+            _alive[mode] += EVERY * num
+            _young[mode] = 0
+
+
+def due(step: int) -> bool:
+    """Whether the graphs of a training step are counted; not at a fixed remainder, since a script that keeps every tenth loss has a beat too."""
+    return step < ALL_STEPS or step % EVERY == step // EVERY * 5 % EVERY
 
 
 def _bear(node: Any, kind: str) -> bool:
     """Put a token into a node; False where it has one."""
-    if _KEY in node.metadata:
+    table = node.metadata
+    if _KEY in table:
         return False
-    token = _Token(kind)
-    node.metadata[_KEY] = token
-    weakref.finalize(token, _gone, kind).atexit = False
-    _alive[kind] += 1
-    S.graphs_alive = max(_alive.values())
+    table[_KEY] = _Token(kind)
     return True
 
 
 def _nearest_to_leaves(node: Any) -> Any:
     """Down the graph along its first branch; about 1 us a node, at most 256 nodes."""
     for _ in range(MAX_HOPS):
-        below = [n for n, _ in node.next_functions if n is not None and n.next_functions]
-        if not below:
+        first = None
+        for below, _ in node.next_functions:
+            if below is not None and below.next_functions:
+                first = first or below
+                if type(below).__name__ not in TRANSPOSES:
+                    break
+        else:
+            below = first
+        if below is None:
             break
-        node = next((n for n in below if type(n).__name__ not in TRANSPOSES), below[0])
+        node = below
     return node
 
 
-def _roots(output: Any) -> list[Any]:
+def _first(output: Any) -> Any:
+    """The first tensor in what a model returned, or a loss."""
     import torch
 
-    if isinstance(output, torch.Tensor):
-        return [output]
-    return digests.of_batch(output)[:2]
+    return output if isinstance(output, torch.Tensor) else next(iter(digests.of_batch(output)[:1]), None)
 
 
 def watch(output: Any, mode: str) -> None:
     """Count the graph behind `output` as alive until its root node is freed."""
-    if mode == "train" and _evaluation and S.backwards > _evaluation[0].backwards:
+    if mode == "train" and not _evaluation and not due(S.steps):
+        return
+    if _evaluation and mode == "train" and S.backwards > _evaluation[0].backwards:
         _settle(output)
-    for tensor in _roots(output)[:1]:
-        node = tensor.grad_fn
-        kind = "eval" if mode == "eval" else "loss" if tensor.numel() == 1 else "output"
-        if node is None or not _bear(node, kind):
-            continue
-        if mode == "eval":
-            _evaluated()
-        elif kind == "loss":
-            _bear(_nearest_to_leaves(node), "depth")
-        _tell_growth(mode, _alive["eval"] if mode == "eval" else max(_alive["loss"], _alive["output"], _alive["depth"]))
+    tensor = _first(output)
+    node = tensor.grad_fn if tensor is not None else None
+    if node is None:
+        return
+    kind = "eval" if mode == "eval" else "loss" if tensor.numel() == 1 else "output"
+    if not _bear(node, kind):
+        return
+    if kind == "eval":
+        _evaluated()
+    elif kind == "loss":
+        _bear(_nearest_to_leaves(node), "depth")
+    if S.graphs_alive >= 2 * _told[mode]:
+        _tell_growth(mode, _alive["eval"] if mode == "eval" else S.graphs_alive)
 
 
 def _tell_growth(mode: str, alive: int) -> None:

@@ -121,18 +121,25 @@ def _random_state() -> int:
 
 def _before_step(optimizer: Any, witness: Any, params: Any) -> None:
     """About 1 us; an event only where the mode has changed."""
-    training = all(_in_train_mode(root) for ref in witness.roots if (root := ref()) is not None)
-    if _modes.get(witness.opt) != training:
-        _modes[witness.opt] = training
-        S.recorder.event("step_mode", opt=witness.opt, training=training)
+    _note_mode(optimizer, witness)
     if witness.opt not in _told:
         _tell_layers(witness)
 
 
+def _note_mode(optimizer: Any, witness: Any) -> None:
+    training = True
+    for ref in witness.roots:
+        root = ref()
+        training = training and (root is None or _in_train_mode(root))
+    if _modes.get(witness.opt) != training:
+        _modes[witness.opt] = training
+        S.recorder.event("step_mode", opt=witness.opt, training=training)
+
+
 def _in_train_mode(root: Any) -> bool:
     """A wrapper keeps a flag of its own: the model inside counts as well."""
-    inner = getattr(root, "module", None)
-    return bool(root.training) and bool(getattr(inner, "training", True))
+    inner = vars(root)["_modules"].get("module")
+    return bool(root.training) and (inner is None or bool(inner.training))
 
 
 def _tell_layers(witness: Any) -> None:
@@ -152,3 +159,4 @@ def _tell_layers(witness: Any) -> None:
 
 def arm() -> None:
     steps.at_step.append(_before_step)
+    steps.at_light_step.append(_note_mode)

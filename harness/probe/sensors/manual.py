@@ -82,8 +82,12 @@ def roots_in_eval() -> bool:
     """Whether a model that is trained is in eval mode; known for optimizers' and hand-trained models alike."""
     from . import steps
 
-    known = [*_roots, *(ref for witness in list(steps._known.values()) for ref in witness.roots)]
-    return any((root := ref()) is not None and not root.training and any(True for _ in root.children()) for ref in known)
+    for refs in (_roots, *(witness.roots for witness in list(steps._known.values()))):
+        for ref in refs:
+            root = ref()
+            if root is not None and not root.training and any(True for _ in root.children()):
+                return True
+    return False
 
 
 def remember(loss: Any) -> None:

@@ -14,11 +14,10 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import digests, origins, sites
+from .. import digests, marks, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
-from . import backward
 
 OPS = ("all_reduce", "reduce")
 GATHERS = {
@@ -53,7 +52,7 @@ def _wanted(tensor: Any, kwargs: Any, site: sites.Site) -> bool:
 def _is_gradient(tensor: Any) -> bool:
     at = tensor.data_ptr()
     return any(
-        p.grad is not None and p.grad.data_ptr() == at for o in list(backward._optimizers) for g in o.param_groups for p in g["params"]
+        p.grad is not None and p.grad.data_ptr() == at for o in marks.optimizers() for g in o.param_groups for p in g["params"]
     )
 
 

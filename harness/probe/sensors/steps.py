@@ -19,7 +19,7 @@ from ..patching import quiet
 from ..state import MASK, S, SinceStep, mix, seq
 from . import ddp, memory, queue, rng
 
-_known: weakref.WeakKeyDictionary[Any, Witness] = weakref.WeakKeyDictionary()
+_known: dict[int, Witness] = {}  # by id of the optimizer, which takes its entry with it
 _counter = [0]
 made_at: weakref.WeakKeyDictionary[Any, sites.Site] = weakref.WeakKeyDictionary()  # statement that constructed an optimizer
 FULL_AT_END_BYTES = 256_000_000  # the final integer hash of everything; 0.6 s a GB and only once
@@ -32,6 +32,7 @@ class Witness:
         self.opt = _counter[0]
         _counter[0] += 1
         self.kind = type(optimizer).__name__
+        self.optimizer = weakref.ref(optimizer)
         self.learn(optimizer)
         self.param_each: list[int] = []
         self.began = False  # its first step was recorded
@@ -48,6 +49,7 @@ class Witness:
         self.rotation = digests.Rotation(self.params)
         self.on_device = any(p.device.type != "cpu" for p in self.params)
         self.wraps = [ddp.wrap_of(p) for p in self.params]
+        self.of_ddp = protocol.FLAG_DDP if any(w >= 0 for w in self.wraps) else 0
         self.describe(optimizer)
         params, self.params = self.params, []  # weak references only: we keep nothing of the user's alive
         del params
@@ -81,9 +83,10 @@ class Witness:
 
 
 def witness_of(optimizer: Any) -> Witness:
-    witness = _known.get(optimizer)
+    witness = _known.get(id(optimizer))
     if witness is None:
-        witness = _known[optimizer] = Witness(optimizer)
+        witness = _known[id(optimizer)] = Witness(optimizer)
+        weakref.finalize(optimizer, _known.pop, id(optimizer), None).atexit = False
     elif witness.ids != [id(p) for group in optimizer.param_groups for p in group["params"]]:
         witness.learn(optimizer)
     return witness
@@ -110,9 +113,7 @@ DEVICE_EVERY = 16  # digests of device tensors wait for the device: the first st
 
 
 def _is_blind(witness: Witness) -> bool:
-    """Whether this step's tensors stay unread: thinned, or a copy would wait for the device, or break the capture of a CUDA graph."""
-    if not protocol.witnessed(S.steps):
-        return True
+    """Whether this step's tensors stay unread: a copy would wait for the device, or break the capture of a CUDA graph."""
     import torch as untyped
 
     torch: Any = untyped
@@ -121,14 +122,22 @@ def _is_blind(witness: Witness) -> bool:
     return bool(torch.cuda.is_current_stream_capturing()) or (S.steps >= DEVICE_EVERY and S.steps % DEVICE_EVERY != 0)
 
 
+def _closure(args: Any, kwargs: Any) -> Any:
+    return (args[1] if len(args) > 1 else None) or (kwargs or {}).get("closure")  # args[0] is the optimizer itself
+
+
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     began = time.perf_counter()
     S.since.step_began = began
-    closure = (args[1] if len(args) > 1 else None) or (kwargs or {}).get("closure")  # args[0] is the optimizer itself
+    if S.light and (known := _known.get(id(optimizer))) is not None:
+        _before_light(optimizer, known, _closure(args, kwargs) is None)
+        S.probe_s += time.perf_counter() - began
+        return
+    closure = _closure(args, kwargs)
     witness = witness_of(optimizer)
     params = witness.current()
     tensors = [None if p is None else p.grad for p in params] if closure is None else []
-    blind = _is_blind(witness)
+    blind = S.light or _is_blind(witness)
     grad, grads = digests.of_tensors(tensors) if tensors and not blind else (0, [0] * len(params))
     none = digests.wide(bytes(t is None for t in tensors)) if tensors and not blind else 0
     if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and max(witness.wraps) < 0)):
@@ -136,6 +145,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         witness.param_each = digests.of_tensors(params)[1]
         if S.steps < 256:
             S.recorder.event("before", opt=witness.opt, digest=_crc(repr(witness.param_each)))
+    _light.clear()
     _pending.clear()  # a step that raised leaves none of its parameters behind
     all_none = bool(tensors) and all(t is None for t in tensors)
     _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, all_none, witness.param_each, blind)
@@ -144,6 +154,22 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     for look in at_step:
         look(optimizer, witness, params)
     S.probe_s += time.perf_counter() - began
+
+
+def _before_light(optimizer: Any, witness: Witness, has_gradients: bool) -> None:
+    """At a step that carries no digests: nothing is read but what is in the row at every step."""
+    _light.clear()
+    _pending.clear()
+    _light[id(optimizer)] = protocol.FLAG_ALL_NONE if has_gradients and not _any_gradient(optimizer) else 0
+    for look in at_light_step:
+        look(optimizer, witness)
+
+
+def _any_gradient(optimizer: Any) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+_light: dict[int, int] = {}  # id of an optimizer that is inside a light step -> flags so far
 
 
 def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any]) -> None:
@@ -157,11 +183,17 @@ def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any]) -> N
         S.recorder.event("no_gradient", opt=witness.opt, names=lacking[:400])
 
 
-at_step: list[Any] = []  # sensors that look at the gradients just before a step: (optimizer, witness, params)
+at_step: list[Any] = []  # sensors that look at the gradients just before a step with digests: (optimizer, witness, params)
+at_light_step: list[Any] = []  # what is asked at the other steps too: (optimizer, witness)
 
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     began = time.perf_counter()
+    if (light := _light.pop(id(optimizer), None)) is not None:
+        witness, flags = _known[id(optimizer)], light | protocol.FLAG_CHANGED
+        S.steps_by_optimizer += 1
+        write_row(witness.opt, flags | witness.of_ddp, began, lr=_lr(optimizer))
+        return
     pending = _pending.pop(id(optimizer), None)
     if pending is None:
         return
@@ -171,8 +203,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     witness.param_each = each
     full = witness.rotation.digest(pending.params, step) if not pending.blind and all(p is not None for p in pending.params) else 0
     flags = (protocol.FLAG_CHANGED if each != pending.before or pending.blind else 0) | (protocol.FLAG_ALL_NONE if pending.all_none else 0)
-    if any(w >= 0 for w in witness.wraps):
-        flags |= protocol.FLAG_DDP
+    flags |= witness.of_ddp
     # the first step is described by what came before it too: equal parameters at the start tell a replica from a stranger
     if not witness.began:
         witness.began = True
@@ -187,40 +218,45 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def write_row(
-    opt: int, flags: int, began: float, *, grad: int, param: int, full: int, none: int, hyper: int, train: int, lr: float
+    opt: int, flags: int, began: float, *, grad: int = 0, param: int = 0, full: int = 0, none: int = 0, hyper: int = 0, train: int = 0, lr: float
 ) -> None:
     """Close the step: pack what has been summed since the last one."""
     since, step = S.since, S.steps
-    loss = _read_loss()
-    if loss is not None and not math.isfinite(loss):
-        flags |= protocol.FLAG_LOSS_NOT_FINITE
-    flags |= (
-        (protocol.FLAG_ZEROED if since.zeroed else 0)
-        | (protocol.FLAG_NO_SYNC if since.last_no_sync else 0)
-        | (protocol.FLAG_EVAL if since.eval_backward else 0)
-    )
-    rss, alloc, reserved = memory.now(step)
-    waited = queue.waited_s()
-    first = since.first_sync or since.step_began or began
-    packed = protocol.ROW.pack(
-        grad, param, full, none, train, hyper, since.index, since.batch, since.coll, ddp.buffer_digest(step), rng.digest(step),
-        mix(since.draws, rng.python_digest(step)) if since.draws or step < 64 else 0,
-        step & 0xFFFFFFFF, opt & 0xFFFF, flags, time.time_ns(), seq(), since.num_coll, since.num_reduce, since.num_backward, since.num_forward,
-        since.num_batches, since.num_samples, S.graphs_alive, S.sched_steps, math.nan if loss is None else loss, since.loss_sum, lr, since.scale,
-        since.grad_norm, began - since.start, since.data_s, since.coll_s, since.backward_s, max(0.0, first - since.start),
-        max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], waited - since.queue, rss, alloc, reserved,
-    )  # fmt: skip
-    S.recorder.row(packed, step)
+    if not S.light or began - _machine[0] >= MACHINE_EVERY_S:
+        _machine[:] = [began, queue.waited_s(), *memory.now(step)]
+    _, waited, rss, alloc, reserved = _machine
+    if protocol.kept(step):
+        loss = _read_loss()
+        if loss is not None and not math.isfinite(loss):
+            flags |= protocol.FLAG_LOSS_NOT_FINITE
+        flags |= (
+            (protocol.FLAG_ZEROED if since.zeroed else 0)
+            | (protocol.FLAG_NO_SYNC if since.last_no_sync else 0)
+            | (protocol.FLAG_EVAL if since.eval_backward else 0)
+        )
+        first = since.first_sync or since.step_began or began
+        packed = protocol.ROW.pack(
+            grad, param, full, none, train, hyper, since.index, since.batch, since.coll, ddp.buffer_digest(step), rng.digest(step),
+            mix(since.draws, rng.python_digest(step)) if since.draws or step < 64 else 0,
+            step & 0xFFFFFFFF, opt & 0xFFFF, flags, time.time_ns(), seq(), since.num_coll, since.num_reduce, since.num_backward, since.num_forward,
+            since.num_batches, since.num_samples, S.graphs_alive, S.sched_steps, math.nan if loss is None else loss, since.loss_sum, lr, since.scale,
+            since.grad_norm, began - since.start, since.data_s, since.coll_s, since.backward_s, max(0.0, first - since.start),
+            max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], waited - since.queue, rss, alloc, reserved,
+        )  # fmt: skip
+        S.recorder.row(packed, step)
     S.steps = S.recorder.steps = step + 1
+    S.light = not protocol.witnessed(step + 1)
     S.recorder.progress()
     if step == 0:
         S.recorder.phase("train")
     _last_probe[0] = S.probe_s
-    S.since = SinceStep()
-    S.since.queue = waited
+    S.since = since = SinceStep()
+    since.queue = waited
     S.probe_s += time.perf_counter() - began
 
 
+MACHINE_EVERY_S = 0.004  # how often memory and run queue are read at light steps: 5 us, more on a device; PRF102 looks for 5 ms a step
+_machine: list[Any] = [0.0, 0.0, 0, 0, 0]  # when they were read, run queue seconds, bytes: resident, CUDA allocated, CUDA reserved
 _last_probe = [0.0]
 
 
@@ -232,10 +268,10 @@ def _read_loss() -> float | None:
     try:
         if isinstance(loss, float):
             return loss
-        if loss.device.type == "cpu":
-            return float(loss.detach().float().sum()) if loss.numel() == 1 else float(loss.detach().float().mean())
+        if loss.is_cpu:
+            return float(loss.item()) if loss.numel() == 1 else float(loss.detach().float().mean())
         return _device_loss(loss)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         return None
 
 
@@ -281,6 +317,9 @@ def _crc(text: str) -> int:
 
 def _lr(optimizer: Any) -> float:
     try:
+        lr = optimizer.param_groups[0].get("lr")
+        if type(lr) is float:
+            return lr
         return float(_plain(optimizer.param_groups[0].get("lr", math.nan)))
     except (TypeError, ValueError, IndexError):
         return math.nan
@@ -298,9 +337,9 @@ def _train_flags(witness: Witness) -> int:
 
 def finish() -> None:
     """Integer hash of everything that was trained, once, at the end."""
-    for optimizer, witness in list(_known.items()):
-        params = witness.current()
-        if witness.rotation.num_bytes > FULL_AT_END_BYTES or any(p is None or p.device.type != "cpu" for p in params):
+    for witness in list(_known.values()):
+        params, optimizer = witness.current(), witness.optimizer()
+        if optimizer is None or witness.rotation.num_bytes > FULL_AT_END_BYTES or any(p is None or p.device.type != "cpu" for p in params):
             continue
         state: dict[str, int] = {}
         for name, p in zip(witness.names, params, strict=True):

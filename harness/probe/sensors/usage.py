@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..patching import before
 from ..state import S
 from . import backward, manual
 
 
-def _before_backward(loss: Any, *args: Any, **kwargs: Any) -> None:
+def _before_backward(loss: Any) -> None:
     number = S.backwards
-    if not S.ddps or backward._depth[0] or number > 256 or (number > 16 and number % 8):
-        return
-    loss = loss[0] if isinstance(loss, (list, tuple)) and loss else loss
-    if getattr(loss, "grad_fn", None) is None:
+    if not S.ddps or number > 256 or (number > 16 and number % 8) or loss.grad_fn is None:
         return
     searching = [w for w in S.ddps if (m := w.ref()) is not None and m.find_unused_parameters and not getattr(m, "static_graph", False)]
     searching = [w for w in searching if w.forwards]
@@ -35,7 +31,4 @@ def _before_backward(loss: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def arm() -> None:
-    import torch
-
-    before(torch.Tensor, "backward", _before_backward)
-    before(torch.autograd, "backward", _before_backward)
+    backward.at_backward.append(_before_backward)

@@ -1,0 +1,126 @@
+"""The recorder's status page, which steps carry digests, and how graphs that are alive are counted after the first steps."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from harness.probe import protocol, sites
+from harness.probe.recorder import PAGE_EVERY_NS, Recorder
+from harness.probe.sensors import graphs
+from harness.probe.state import S
+
+SITE = ("/x/train.py", 7, "main")
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(str(tmp_path), "main")
+    made.phase("train")
+    yield made
+    made.forget()
+
+
+def page(recorder: Recorder) -> protocol.Status:
+    path = Path(recorder.run_dir) / protocol.REC_DIR / f"{recorder.stem}.status"
+    found = protocol.parse_status(path.read_bytes())
+    assert found is not None
+    return found
+
+
+def test_a_call_is_on_the_page_at_once_when_the_last_write_is_old(recorder: Recorder) -> None:
+    recorder._page_ns = time.time_ns() - PAGE_EVERY_NS - 1
+    recorder.enter("all_reduce", SITE)
+    seen = page(recorder)
+    assert (seen.op, seen.site, seen.phase) == ("all_reduce", "/x/train.py:7:main", "train")
+    assert seen.since_ns == recorder._op_since
+
+
+def test_a_call_soon_after_a_write_is_published_by_the_beat(recorder: Recorder) -> None:
+    recorder._page_ns = time.time_ns() + 10**12  # as if it were written just now, however slow this machine is
+    recorder.enter("backward", None)
+    recorder.progress()
+    assert page(recorder).op == ""
+    recorder.publish(SITE)
+    seen = page(recorder)
+    assert (seen.op, seen.site, seen.progress) == ("backward", "/x/train.py:7:main", 1)
+
+
+def test_leaving_clears_a_longer_site(recorder: Recorder) -> None:
+    recorder.enter("barrier", ("/a/very/long/path/to/train.py", 1, "main"))
+    recorder.publish()
+    recorder.leave()
+    recorder.publish()
+    seen = page(recorder)
+    assert (seen.op, seen.site, seen.progress) == ("", "", 1)
+
+
+def test_the_same_steps_carry_digests_on_every_rank_and_all_of_them_are_kept() -> None:
+    steps = [s for s in range(300_000) if protocol.witnessed(s)]
+    assert steps[:258] == [*range(256), 256, 272]
+    assert [s for s in steps if 1008 <= s < 1200] == [1008, 1024, 1088, 1152]
+    assert all(protocol.kept(s) for s in steps)
+    assert len(steps) < 5000
+
+
+def test_a_call_site_is_the_line_that_runs() -> None:
+    def at() -> sites.Site:
+        return sites.of_frame(sys._getframe(1))
+
+    first = at(); second = at()  # fmt: skip  # noqa: E702
+    third = at()
+    assert first[1] == second[1] == third[1] - 1
+    assert first[2] == "test_a_call_site_is_the_line_that_runs"
+
+
+class Graph:
+    """What `watch` reads of a tensor whose graph has one node."""
+
+    def __init__(self) -> None:
+        self.grad_fn: Any = SimpleNamespace(metadata={}, next_functions=())
+
+    def numel(self) -> int:
+        return 1
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    monkeypatch.setattr(graphs, "_first", lambda output: output)
+    monkeypatch.setattr(graphs, "_young_step", [-1])
+    monkeypatch.setattr(graphs, "_told", {"train": 10**9, "eval": 10**9})
+    yield []
+    S.reset()
+
+
+def alive_after(num_steps: int, keep_every: int, counted: list[int]) -> list[int]:
+    held: list[Graph] = []
+    loss = None
+    for step in range(num_steps):
+        S.steps = step
+        loss = Graph()
+        graphs.watch(loss, "train")
+        if keep_every and step % keep_every == 0:
+            held.append(loss)
+        counted.append(S.graphs_alive)
+    held.clear()
+    del loss
+    assert S.graphs_alive <= 1
+    return counted
+
+
+def test_one_graph_is_alive_in_a_healthy_loop(counted: list[int]) -> None:
+    assert max(alive_after(1000, 0, counted)) <= 2
+
+
+@pytest.mark.parametrize("keep_every", [1, 2, 10])
+def test_kept_graphs_rise_as_they_are_kept(counted: list[int], keep_every: int) -> None:
+    alive = alive_after(2048, keep_every, counted)
+    assert 0.7 * 2048 / keep_every <= alive[-1] <= 1.3 * 2048 / keep_every
+    assert all(b >= a for a, b in pairwise(alive))
