@@ -43,7 +43,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     _, parsers = top_parser([verb])
     args = _parse_verb(parsers[verb], verb, ours[:at] + ours[at + 1 :])
     args.verb, args.script_args = verb, script_args
-    if script_args is not None and verb != "run":
+    if script_args is not None and verb not in ("run", "sbatch"):
         raise UsageError(f"harness {verb} starts no script, so nothing may stand after --; only harness run passes it on")
     return args
 

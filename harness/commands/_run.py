@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def run_scripts(args: argparse.Namespace) -> int:
         raise UsageError("--launcher inline gives standard output to the script; write the report into a file: --format json=FILE")
     if general["out"] is not None and len({s.name for s in scenarios}) < len(scenarios):
         raise UsageError("--out takes one folder a script name, but two scripts bear the same name; run them one by one")
-    jobs = [_job(scenario, args, script_args, cwd, several=len(scenarios) > 1) for scenario in scenarios]
+    jobs = [job_of_script(scenario, args, script_args, cwd, several=len(scenarios) > 1) for scenario in scenarios]
     if args.dry_run:
         return _dry_run(jobs, wanted)
     if args.detach and any(job.plan.launcher != "slurm" or job.plan.slurm.allocation for job, _ in jobs):
@@ -53,7 +55,9 @@ def require_slurm() -> None:
         )
 
 
-def _job(scenario: Any, args: argparse.Namespace, script_args: list[str], cwd: Path, *, several: bool) -> Any:
+def job_of_script(
+    scenario: Any, args: argparse.Namespace, script_args: list[str], cwd: Path, *, several: bool, environ: Mapping[str, str] = os.environ
+) -> Any:
     """(job, judging) of one script; every refusal happens here, before anything is started."""
     from harness import catalog, replay
     from harness.planning import expand_codes, make_job
@@ -63,10 +67,10 @@ def _job(scenario: Any, args: argparse.Namespace, script_args: list[str], cwd: P
     flags = flags_of(args)
     source = catalog.read_script(cwd / scenario.path)
     header = catalog.parse_block(source, scenario.path).table
-    settled = resolve(flags, os.environ, cwd, header, f"header of {scenario.path}")
+    settled = resolve(flags, environ, cwd, header, f"header of {scenario.path}")
     if several and settled["out"] is not None:
         settled = settled.with_value("out", str(Path(settled["out"]) / scenario.name))
-    job = make_job(scenario, settled, script_args, cwd, os.environ)
+    job = make_job(scenario, settled, script_args, cwd, environ)
     known = replay.check_names() if settled["select"] or settled["ignore"] else {}
     select = tuple(sorted(expand_codes(settled["select"], known, settled.origin("select"))))
     ignore = {word: tuple(sorted(expand_codes([word], known, settled.origin("ignore")))) for word in settled["ignore"]}
@@ -102,6 +106,27 @@ def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], det
     return code
 
 
+def follow_run(folder: Any, wanted: list[Target], cwd: Path, *, cancel: bool) -> int:
+    """`harness attach`: a session that submits nothing."""
+    from harness.launch import driver
+    from harness.launch.slurm import SlurmLauncher
+    from harness.report import console, live
+    from harness.session import Session
+    from harness.watch.view import View
+
+    require_slurm()
+    is_tty = sys.stdout.isatty()
+    style = console.style_for(os.environ, is_tty)
+    screen = live.Live(sys.stdout if console_on_stdout(wanted) else None, style, animate=live.animated(os.environ, is_tty), cwd=str(cwd))
+    local = driver.Supervisor()
+    session = Session(screen, local, driver.command, View, cwd, slurm=SlurmLauncher(local))
+    if cancel:
+        session.interrupts.signal, session.interrupts.again = signal.SIGINT, True
+    result = session.attach(folder)
+    _emit_files([result], wanted, result.verdict.exit_code, cwd)
+    return int(result.verdict.exit_code)
+
+
 def _emit_files(results: list[Any], wanted: list[Target], code: int, cwd: Path) -> None:
     from harness.report import json as report_json
     from harness.report import junit
@@ -130,12 +155,44 @@ def _dry_run(jobs: list[Any], wanted: list[Target]) -> int:
         except ValueError as error:
             raise UsageError(str(error)) from None
         entries.append({"name": plan.scenario.name, "cwd": plan.cwd, "command": argv, "env": env, "script_args": list(plan.script_args)})
+    _add_batches(jobs, entries)
     emit(wanted, {"console": lambda: _dry_text(entries), "json": lambda: as_json(entries), "junit": _no_junit})
     return 0
 
 
+def _add_batches(jobs: list[Any], entries: list[dict[str, Any]]) -> None:
+    """The batch script that would be submitted, at the first run of those that share it; `array`: the run's number in it."""
+    from harness.launch import slurm, slurm_layout
+
+    places = {id(job.plan): (job, entry) for (job, _), entry in zip(jobs, entries, strict=True)}
+    for plans in slurm.grouped([job.plan for job, _ in jobs if job.plan.slurm is not None and not job.plan.slurm.allocation]):
+        job, first = places[id(plans[0])]
+        folder = Path(first["command"][-1]).parent
+        with_reference = any(places[id(plan)][0].reference is not None for plan in plans)
+        first["batch"] = slurm_layout.text(plans, folder, with_reference)
+        first["node_command"] = slurm_layout.node_command(plans[0], folder.parent)
+        first["overridden"] = slurm_layout.overridden(job.plan, os.environ)
+        for number, plan in enumerate(plans if len(plans) > 1 else ()):
+            places[id(plan)][1]["array"] = number
+
+
 def _no_junit() -> str:
     raise UsageError("--dry-run starts nothing, so there is no junit of it; take console or json")
+
+
+def _batch_lines(entry: dict[str, Any]) -> list[str]:
+    import shlex
+
+    script = entry["command"][-1]
+    said = [f"# {variable} of your environment wins over --{option} below" for option, variable in sorted(entry["overridden"].items())]
+    return [
+        f"# {entry['name']}: each task loads submitit's pickle, which holds this command",
+        f"#   {shlex.join(entry['node_command'])}",
+        *said,
+        f"cd {shlex.quote(entry['cwd'])} && {shlex.join(entry['command'])}",
+        f"# {script}",
+        entry["batch"],
+    ]
 
 
 def _dry_text(entries: list[dict[str, Any]]) -> str:
@@ -143,6 +200,12 @@ def _dry_text(entries: list[dict[str, Any]]) -> str:
 
     lines: list[str] = []
     for entry in entries:
+        if "array" in entry:
+            lines.append(f"# {entry['name']} is element {entry['array']} of the array")
+        if "batch" in entry:
+            lines += _batch_lines(entry)
+        if "batch" in entry or "array" in entry:
+            continue
         lines += [f"# {entry['name']}", f"cd {shlex.quote(entry['cwd'])}"]
         lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(entry["env"].items())]
         lines += [shlex.join(entry["command"]), ""]

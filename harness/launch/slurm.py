@@ -227,10 +227,19 @@ class Rejected:
 # ---- submitting
 
 
+def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
+    """Plans that can be elements of one array, in the order in which they were given."""
+    groups: dict[tuple[object, ...], list[Plan]] = {}
+    for plan in plans:
+        groups.setdefault(_shape(plan), []).append(plan)
+    return list(groups.values())
+
+
 def _shape(plan: Plan) -> tuple[object, ...]:
     """What two runs must have in common to be elements of one array."""
     slurm = slurm_layout.settings_of(plan)
-    return plan.nodes, plan.nproc, plan.device, slurm.ranks, slurm.gpus, slurm.setup, tuple(sorted(slurm.options.items())), plan.python
+    wanted = {**slurm_layout.options(plan), "job-name": "", "time": slurm.options.get("time", "")}
+    return slurm.ranks, slurm.gpus, slurm.setup, tuple(sorted(wanted.items())), plan.python
 
 
 def _has_reference(run_dir: Path) -> bool:
@@ -300,11 +309,9 @@ class SlurmLauncher:
 
     def submit(self, runs: Sequence[tuple[Plan, Path]]) -> None:
         """Runs of the same shape become one array: one line in the queue, one decision of the scheduler."""
-        groups: dict[tuple[object, ...], list[tuple[Plan, Path]]] = {}
-        for plan, run_dir in runs:
-            groups.setdefault(_shape(plan), []).append((plan, run_dir))
-        for group in groups.values():
-            plans, folders = [plan for plan, _ in group], [run_dir for _, run_dir in group]
+        folder_of = {id(plan): run_dir for plan, run_dir in runs}
+        for plans in grouped([plan for plan, _ in runs]):
+            folders = [folder_of[id(plan)] for plan in plans]
             answer = submit(plans, folders, any(_has_reference(run_dir) for run_dir in folders))
             if isinstance(answer, str):
                 self._rejected.update(dict.fromkeys(folders, answer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,8 +108,6 @@ def text(plans: Sequence[Plan], folder: Path, with_reference: bool = False, para
 
 def bare_text(plan: Plan) -> str:
     """A batch script of the user's own: srun and torchrun, nothing of ours in it."""
-    import shlex
-
     wanted = {**options(plan), "output": f"{job_name(plan.scenario.name)}-%j.log"}
     wanted.pop("open-mode", None)
     torchrun = [
@@ -122,11 +121,9 @@ def bare_text(plan: Plan) -> str:
 _HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\nport=$((20000 + SLURM_JOB_ID % 10000))'
 
 
-def harness_text(plan: Plan, arguments: Sequence[str]) -> str:
+def harness_text(plan: Plan, arguments: Sequence[str], with_reference: bool) -> str:
     """A batch script in which `harness run` finds itself inside the allocation; the job's output is the report."""
-    import shlex
-
-    wanted = {**options(plan), "output": f"{job_name(plan.scenario.name)}-%j.log"}
+    wanted = {**options(plan, with_reference), "output": f"{job_name(plan.scenario.name)}-%j.log"}
     wanted.pop("open-mode", None)
     command = shlex.join([sys.executable, "-m", "harness", "run", *arguments])
     return batch_text(Batch(wanted, command, settings_of(plan).setup))

@@ -41,7 +41,7 @@ def counts(finding: Finding, fail_on: str) -> bool:
 def failed(ending: Ending) -> bool:
     """A rank failed by itself, the launcher did, or the run hung or ran out of time."""
     return (
-        ending.reason in ("hang", "timeout")
+        ending.reason in ("hang", "timeout", "scheduler")
         or bool(ending.reason == "exited" and ending.launcher_error)
         or any(e.code != 0 and not e.by_us for e in ending.exits)
     )

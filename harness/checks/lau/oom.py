@@ -26,9 +26,16 @@ def killed(run: Run, fall: Fall) -> str | None:
         for event in process.of("oom_kills"):
             if event.t_ns < fall.exit.time_ns + 30_000_000_000:
                 return f"the kernel's counter of out-of-memory kills ({event['scope']}) rose while the job ran"
+    if slurm_says(run):
+        return "Slurm ended the job as OUT_OF_MEMORY"
     if any(LOG_SAYS.search(log[-20_000:]) for log in run.logs.values()):
         return "the output speaks of an out-of-memory kill"
     return None
+
+
+def slurm_says(run: Run) -> bool:
+    """The job's control group ran out of the memory that was asked for."""
+    return run.ending.scheduler is not None and run.ending.scheduler.state == "OUT_OF_MEMORY"
 
 
 def last_rss_bytes(run: Run, rank: int) -> int:

@@ -41,6 +41,12 @@ class OutOfMemoryKill(Check):
             raise NotApplicable("the run has not ended")
         fall = blame.culprit(run)
         evidence = oom.killed(run, fall) if fall is not None else None
+        if fall is None and oom.slurm_says(run):
+            yield self.finding(
+                "Slurm ended the job because it used more memory than it had asked for; which rank it was is not in the recording",
+                notes=["Slurm ended the job as OUT_OF_MEMORY"],
+                help="ask for more with --slurm mem=SIZE, or lower what each process holds",
+            )
         if fall is None or evidence is None:
             return
         seen = oom.last_rss_bytes(run, fall.rank)

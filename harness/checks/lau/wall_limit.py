@@ -37,6 +37,15 @@ class WallLimit(Check):
                 raise NotApplicable("the run has not ended")
             return
         steps = [f"rank {rank} took {r.num_steps} steps" for rank, r in enumerate(run.ranks) if r is not None][:8]
+        job = run.ending.scheduler
+        if job is not None and job.state in ("TIMEOUT", "DEADLINE"):
+            limit = "time limit" if job.state == "TIMEOUT" else "deadline"
+            yield self.finding(
+                f"Slurm ended the job at its {limit} ({job.state})",
+                notes=[f"job {job.job_id}", *steps],
+                help="ask for more with --slurm time=MINUTES, or give the script fewer steps",
+            )
+            return
         yield self.finding(
             f"the run was ended after its limit of {run.plan.timeout_s:g} s",
             notes=steps,
