@@ -60,6 +60,4 @@ class Check(ABC):
         evidence: Mapping[str, Any] | None = None,
     ) -> Finding:
         """A finding of this check; severity defaults to the class's."""
-        return Finding(
-            self.code, self.name, severity or self.severity, message, where, tuple(ranks), tuple(notes), help, evidence or {}
-        )
+        return Finding(self.code, self.name, severity or self.severity, message, where, tuple(ranks), tuple(notes), help, evidence or {})

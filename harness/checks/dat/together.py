@@ -6,6 +6,7 @@ Tensor and pipeline parallel groups share their data on purpose; so do ranks tha
 
 from __future__ import annotations
 
+from harness.checks import regime
 from harness.checks.base import NotApplicable
 from harness.checks.dat.passes import several_ranks
 from harness.record import Run
@@ -16,6 +17,9 @@ MAX_STEPS = 256
 def required(run: Run) -> None:
     """NotApplicable unless the ranks are replicas of one model that sync their gradients over the whole world."""
     several_ranks(run)
+    reason = regime.other(run)
+    if reason and not reason.startswith("local SGD"):  # whose ranks hold shares of the data like any others
+        raise NotApplicable(reason)
     found = run.__dict__.get("_together")
     if found is None:
         found = run.__dict__["_together"] = (

@@ -45,7 +45,7 @@ class SyncHasNoEffect(Check):
             carrying = replicas.carrying(run, numels)
             if not carrying or parting.steps < 2 or parting.num_grad < parting.steps or parting.num_param < parting.steps:
                 continue
-            if not replicas.starts_equal(run, opt) or replicas.agree_before(run, opt) or gradients.ever_agree(run):
+            if not replicas.starts_equal(run, opt) or replicas.agreements(run, opt) or gradients.ever_agree(run):
                 continue
             yield self.finding(
                 f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks "

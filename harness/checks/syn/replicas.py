@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from harness.checks import regime
 from harness.checks.base import NotApplicable
 from harness.model import Where
 from harness.probe import protocol
@@ -206,11 +207,15 @@ def require(run: Run, *, ddp: bool = False) -> Replicas:
         raise NotApplicable("one process: there are no replicas to compare")
     if len(run.present) < 2:
         raise NotApplicable("fewer than two ranks reported")
+    if reason := regime.other(run):
+        raise NotApplicable(reason)
     facts = of(run)
     if not facts.partings:
         raise NotApplicable("no optimizer step was taken by all ranks")
     if ddp and not facts.wrapped:
         raise NotApplicable("no model is wrapped in DistributedDataParallel")
+    if any(p.num_param >= 0.5 * p.steps and agreements(run, opt) >= 2 for opt, p in facts.partings.items()):
+        raise NotApplicable("local SGD: the script averages the parameters now and then, between steps that part them")
     return facts
 
 
@@ -310,8 +315,8 @@ def carrying(run: Run, numels: Sequence[int]) -> list[Event]:
     return reductions if set(numels) <= seen and len(reductions) >= len(numels) else []
 
 
-def agree_before(run: Run, opt: int) -> bool:
-    """Whether the parameters agree between ranks before any step but the first: they are averaged by hand then."""
+def agreements(run: Run, opt: int) -> int:
+    """Steps, the first left out, before which the parameters agree between ranks: the script has averaged or sent them round."""
     tables = [{e.step: e["digest"] for e in r.of("before") if e["opt"] == opt and e.step > 0} for r in run.present]
     common = set(tables[0]).intersection(*tables[1:]) if tables else set()
-    return any(len({t[s] for t in tables}) == 1 for s in common)
+    return sum(len({t[s] for t in tables}) == 1 for s in common)

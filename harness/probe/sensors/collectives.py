@@ -158,6 +158,15 @@ def _init(original: Any) -> Any:
     return init_process_group
 
 
+def adopt() -> None:
+    """A default group that was not made through `dist.init_process_group` by that name: device meshes make one."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        S.recorder.event("pg", done=False, asked={})
+        _joined(sites.UNKNOWN, {})
+
+
 @quiet
 def _joined(site: sites.Site, asked: dict[str, Any]) -> None:
     import torch.distributed as dist

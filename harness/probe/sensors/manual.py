@@ -46,7 +46,8 @@ def look() -> None:
         return
     params = [ref() for ref in _leaves]
     each = digests.of_tensors(params)[1]
-    if _last and each != _last:
+    # what is gone has not been updated: activations that a pipeline receives are leaves too
+    if any(p is not None and new != old for p, new, old in zip(params, each, _last, strict=False)):
         _write(params, each)
     _last[:] = each
 
@@ -91,12 +92,15 @@ def roots_in_eval() -> bool:
 
 
 def remember(loss: Any) -> None:
-    """Called after a backward without any optimizer so far: the leaves are what may be updated by hand."""
+    """Called after a backward without any optimizer so far: the leaves are what may be updated by hand, parameters where there are any."""
     if S.steps_by_optimizer or (S.backwards > 3 and _leaves):
         return
-    reached = leaves(loss)
-    _leaves[:] = [weakref.ref(v) for v in reached.values()]
-    _last[:] = digests.of_tensors(list(reached.values()))[1]
+    import torch
+
+    reached = list(leaves(loss).values())
+    reached = [v for v in reached if isinstance(v, torch.nn.Parameter)] or reached
+    _leaves[:] = [weakref.ref(v) for v in reached]
+    _last[:] = digests.of_tensors(reached)[1]
 
 
 def arm() -> None:

@@ -8,6 +8,7 @@ Event "full": digests {name: crc} of every parameter and optimizer state tensor,
 from __future__ import annotations
 
 import math
+import sys
 import time
 import weakref
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from .. import digests, names, protocol, sites
 from ..arm import at_close
 from ..patching import quiet
 from ..state import MASK, S, SinceStep, mix, seq
-from . import ddp, memory, queue, rng
+from . import collectives, ddp, memory, queue, rng
 
 _known: dict[int, Witness] = {}  # by id of the optimizer, which takes its entry with it
 _counter = [0]
@@ -67,6 +68,7 @@ class Witness:
             devices=sorted({str(p.device) for p in self.params}),
             ddp=self.wraps,
             owned=self.owned,
+            sharded=any(type(p).__name__ == "DTensor" or type(getattr(p, "data", p)).__name__ == "DTensor" for p in self.params),
             shared=sum(p.is_shared() for p in self.params if p.device.type == "cpu"),
             requires_grad=[p.requires_grad for p in self.params],
             roots=[type(r()).__name__ for r in self.roots],
@@ -126,8 +128,26 @@ def _closure(args: Any, kwargs: Any) -> Any:
     return (args[1] if len(args) > 1 else None) or (kwargs or {}).get("closure")  # args[0] is the optimizer itself
 
 
+def _inside_another() -> bool:
+    """Whether another optimizer's step() is under way: ZeroRedundancyOptimizer and its like hand their step on to one that holds a part."""
+    if not (_pending or _light):
+        return False
+    frame = sys._getframe(2)
+    for _ in range(40):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "wrapper" and ((outer := id(frame.f_locals.get("self"))) in _pending or outer in _light):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False  # that step raised
+
+
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     began = time.perf_counter()
+    if S.group is None and not S.light:
+        collectives.adopt()
+    if _inside_another():
+        return
     S.since.step_began = began
     if S.light and (known := _known.get(id(optimizer))) is not None:
         _before_light(optimizer, known, _closure(args, kwargs) is None)
@@ -140,7 +160,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     blind = S.light or _is_blind(witness)
     grad, grads = digests.of_tensors(tensors) if tensors and not blind else (0, [0] * len(params))
     none = digests.wide(bytes(t is None for t in tensors)) if tensors and not blind else 0
-    if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and max(witness.wraps) < 0)):
+    if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and (max(witness.wraps) < 0 or S.since.last_no_sync))):
         # before the first step, and where the script may have averaged parameters by hand since the last one
         witness.param_each = digests.of_tensors(params)[1]
         if S.steps < 256:

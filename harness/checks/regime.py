@@ -1,0 +1,32 @@
+"""How the ranks share their work, where it is not data parallelism over replicas: nothing then has to be equal at every step."""
+
+from __future__ import annotations
+
+from harness.probe import protocol
+from harness.record import Run
+
+
+def other(run: Run) -> str:
+    """Why replicas are not to be compared; empty where the ranks train replicas of one model, or mean to."""
+    found = run.__dict__.get("_regime")
+    if not isinstance(found, str):
+        found = run.__dict__["_regime"] = _other(run)
+    return found
+
+
+def _other(run: Run) -> str:
+    if any(e["sharded"] for _, e in run.events(protocol.PARAMS)):
+        return "parameters are sharded (DTensor): each rank holds a part"
+    if any(True for _ in run.events("model_averager")) or any(e["name"] == "post_localSGD_hook" for _, e in run.events("comm_hook")):
+        return "local SGD: the ranks' models part on purpose and are averaged now and then"
+    if _strangers(run):
+        return "the ranks train different models (stages of a pipeline, or experts)"
+    return ""
+
+
+def _strangers(run: Run) -> bool:
+    """No model is wrapped, and the first optimizers hold other shapes on every rank: nothing could be averaged."""
+    if any(True for _ in run.events("wrap")):
+        return False
+    first = [r.of(protocol.PARAMS)[0] for r in run.present if r.of(protocol.PARAMS)]
+    return len(first) == len(run.present) > 1 and len({repr(e["shapes"]) for e in first}) == len(first)
