@@ -196,8 +196,8 @@ def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None
     if ended and not recording.of(protocol.FAILURE):
         return False
     frames = _last_frames(run, recording)
-    if not frames:
-        return None
+    if not frames or (len(frames) == 1 and not any(frames[0].function == r.get("func") for r in ranges)):
+        return None  # a last collective inside a helper does not say where the helper was called
     return any(
         PurePath(f.file).name == PurePath(str(r.get("file"))).name
         and passes.number(r.get("first")) <= f.line <= passes.number(r.get("last"))

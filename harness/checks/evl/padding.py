@@ -14,7 +14,8 @@ Right
     loader = DataLoader(Subset(test_set, range(rank, len(test_set), world_size)))
 
 Known limits
-    Whether gathered predictions are cut afterwards is not seen: then the check is inconclusive.
+    Whether gathered predictions are cut afterwards is read from the source only: where it has anything that could (a slice up to a computed
+    bound, a set, a dict by index), the check is inconclusive.
 """
 
 from __future__ import annotations
@@ -86,10 +87,17 @@ def _use(run: Run, one: Pass) -> str:
     gathered = any(e["op"] in GATHERS and _per_sample(recording, e, one, inside=True) for e in inside)
     for event in [*inside, *after]:
         if event["op"] in SUMS and 0 < passes.number(event["numel"]) <= 4096:
-            return "gathered" if gathered else "counted"
+            return "counted" if not gathered or not _may_cut(recording) else "gathered"
         if event["op"] in GATHERS and event in after:
-            return "gathered" if _per_sample(recording, event, one, inside=False) else "counted"
-    return "gathered" if gathered else ""
+            gathered = _per_sample(recording, event, one, inside=False)
+            return "gathered" if gathered and _may_cut(recording) else "counted"
+    return "" if not gathered else "gathered" if _may_cut(recording) else "counted"
+
+
+def _may_cut(recording: Recording) -> bool:
+    """Whether the script's source has anything that could cut what is gathered to the data set's length; in doubt yes."""
+    told = recording.of("gathered")
+    return not told or any(e["cut"] is not False for e in told)
 
 
 def _per_sample(recording: Recording, event: Event, one: Pass, *, inside: bool) -> bool:

@@ -1,7 +1,8 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
-(the default group), names (of the tensor in the calling code).
+(the default group), names (of the tensor in the calling code, and the short strings among its variables as name='value': a loop over a
+dict of metrics calls every tensor alike).
 """
 
 from __future__ import annotations
@@ -92,12 +93,14 @@ def _names_of(tensor: Any) -> list[str]:
     found: list[str] = []
     variables = frame.f_locals
     for name, value in list(variables.items())[:100]:
-        if value is tensor:
+        if type(value) is str and len(value) <= 40:
+            found.append(f"{name}={value!r}")
+        elif value is tensor:
             found.append(name)
         elif type(value) is dict:
             found.extend(f"{name}[{key}]" for key, entry in list(value.items())[:50] if entry is tensor)
     _let_go(frame, variables)
-    return sorted(found)[:6]
+    return sorted(found)[:10]
 
 
 def _let_go(frame: FrameType, variables: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 eleme
 "avg" | "max" | ...), before, after (values), rows (samples of the last batch), at_t, at_y, at (time, synchronisations and step of the
 call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
-numbers), at_t, at.
+numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py).
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
 """
 
@@ -14,7 +14,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import digests, marks, origins, sites
+from .. import cuts, digests, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -151,8 +151,18 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
     values: list[float] = []
     leaves = _leaves(given, values)
     S.recorder.event(
-        "gathered", site, op=op, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves, at_t=time.time_ns(), at=S.steps
-    )
+        "gathered", site, op=op, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves, at_t=time.time_ns(), at=S.steps,
+        cut=_may_cut(),
+    )  # fmt: skip
+
+
+_cut: list[bool] = []
+
+
+def _may_cut() -> bool:
+    if not _cut:
+        _cut.append(cuts.any_cut())
+    return _cut[0]
 
 
 def _leaves(given: Any, values: list[float], depth: int = 0) -> int:

@@ -373,9 +373,9 @@ def test_values_of_a_line() -> None:
     assert Value(0.45, 0.01).is_near(0.4549) and not Value(0.45, 0.01).is_near(0.456)
 
 
-def gathered(values: list[float], *, s: int, leaves: int | None = None) -> Event:
+def gathered(values: list[float], *, s: int, leaves: int | None = None, cut: bool = True) -> Event:
     one = event(
-        "gathered", line=55, s=s, y=6, op="all_gather_object", values=values, leaves=len(values) if leaves is None else leaves, at=s
+        "gathered", line=55, s=s, y=6, op="all_gather_object", values=values, leaves=len(values) if leaves is None else leaves, at=s, cut=cut
     )
     one.data["at_t"] = one.t_ns  # type: ignore[index]
     return one
@@ -394,11 +394,11 @@ def test_means_gathered_as_objects() -> None:
     said(MetricSumNotDivided, run("accuracy 0.9200", (10, 10)))
 
 
-@pytest.mark.parametrize(("leaves", "counted"), [(2, True), (10, False)])
-def test_padding_in_gathered_objects(leaves: int, counted: bool) -> None:
+@pytest.mark.parametrize(("leaves", "cut", "counted"), [(2, True, True), (10, True, False), (10, False, True)])
+def test_padding_in_gathered_objects(leaves: int, cut: bool, counted: bool) -> None:
     own = []
     for rank in range(2):
         events = trained(0, 2) + measured(1, 2, rank=rank, opened=sampler(rank, size=19))
-        own.append([*events, gathered([], s=2, leaves=leaves), event("coll", line=55, s=2, y=5, op="all_gather_object", numel=-1)])
+        own.append([*events, gathered([], s=2, leaves=leaves, cut=cut), event("coll", line=55, s=2, y=5, op="all_gather_object", numel=-1)])
     found = builder.findings(EvalPaddingDuplicates, two(*own))
     assert bool(found) is counted

@@ -55,8 +55,8 @@ def changed(what: str, names: list[str], **fields: Any) -> Any:
     return lambda rank: [event("wrap_changed", line=40, index=0, what=what, names=names), *fields.get("more", [])]
 
 
-def coll(op: str, line: int, n: int, *, s: int = 1, numel: int = 1, dtype: str = "float32", grad: bool = False) -> Event:
-    return event("coll", line=line, op=op, numel=numel, dtype=dtype, n=n, grad=grad, world=True, s=s)
+def coll(op: str, line: int, n: int, *, s: int = 1, numel: int = 1, dtype: str = "float32", grad: bool = False, names: tuple[str, ...] = ()) -> Event:
+    return event("coll", line=line, op=op, numel=numel, dtype=dtype, n=n, grad=grad, world=True, s=s, names=list(names))
 
 
 def failed(rank: int) -> list[Event]:
@@ -138,6 +138,15 @@ def test_a_collective_under_rank_0_is_found_where_the_run_hung() -> None:
     hung = two_ranks(extra=lambda r: [coll("barrier", 60, 0)] * (1 - r), reason="hang")
     assert [f.where.line for f in findings(CollectiveUnderRank0, hung) if f.where] == [60]
     assert findings(CollectiveUnderRank0, two_ranks(extra=lambda r: [coll("barrier", 60, 0)], reason="hang")) == []
+
+
+def test_a_loop_over_a_dict_in_another_order_is_a_swap() -> None:
+    names = ("name='accuracy'", "name='loss'")
+    swap = two_ranks(extra=lambda r: [coll("all_reduce", 18, i, names=("value", names[(i + r) % 2])) for i in (0, 1)])
+    (found,) = findings(the_check(swapped), swap)
+    assert "accuracy" in found.notes[0] and found.where is not None and found.where.line == 18
+    alike = two_ranks(extra=lambda r: [coll("all_reduce", 18, i, names=("value", names[i])) for i in (0, 1)])
+    assert findings(the_check(swapped), alike) == []
 
 
 @pytest.mark.parametrize("line", [55, 56])
