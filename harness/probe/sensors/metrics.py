@@ -14,7 +14,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import cuts, digests, origins, sites
+from .. import cuts, digests, marks, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
