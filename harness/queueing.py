@@ -13,6 +13,10 @@ from harness.report.live import Live
 
 ASK_S = 5.0  # after Ctrl-C: a second one within that time cancels the job
 DETACHED = "detached"
+BLOCKED = (
+    "PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "PartitionDown", "PartitionInactive", "ReqNodeNotAvail", "BadConstraints",
+    "InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "AccountNotAllowed", "QOSNotAllowed",
+)  # fmt: skip
 
 
 class Queued(Protocol):
@@ -36,6 +40,7 @@ class Queue:
         self._detach, self._quiet = detach, quiet
         self._since = time.monotonic()
         self._leave_at: float | None = None
+        self._warned = False
         self._limit_s = plan.slurm.max_pending_s if plan.slurm is not None else None
         self.attempt = handle.attempt
         if handle.job_id and not quiet:
@@ -53,7 +58,15 @@ class Queue:
         return bool(self._handle.queued)
 
     def line(self) -> str:
+        self._warn_once()
         return f"{self._handle.queued}, waiting {time.monotonic() - self._since:.0f} s"
+
+    def _warn_once(self) -> None:
+        """Some reasons do not go away by waiting."""
+        reason = next((word for word in BLOCKED if f": {word}" in self._handle.queued), "")
+        if reason and not self._warned:
+            self._warned = True
+            self._live.note(f"{reason}: as it was asked for, the job may wait for ever; Ctrl-C twice cancels it, --max-pending does so by itself")
 
     def waited_too_long(self) -> bool:
         return self._limit_s is not None and self.waits and time.monotonic() > self._since + self._limit_s

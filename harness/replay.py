@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness import attempt, errors, rundir, suppress
 from harness.errors import UsageError
+from harness.launch.slurm import job_of
+from harness.launch.slurm_follow import Follower, ending_of
+from harness.launch.slurm_layout import num_agents
 from harness.model import Ending, Finding, Plan, RankExit, Scheduler, Verdict
 from harness.probe import protocol
 from harness.record import Run, assemble, load_recordings
@@ -179,9 +182,26 @@ def suspects(folder: Path, plan: Plan, judging: Judging, cores: int, number: int
     return judge(read_run(folder, plan, ending, cores, live=True), judging).findings
 
 
+def all_told(folder: Folder) -> bool:
+    """Whether every node of a Slurm run has told its ending."""
+    return len(Follower(folder.path, attempt.newest(folder.path)).poll().endings) >= num_agents(folder.plan)
+
+
+def _told_ending(folder: Folder, alive: bool) -> Ending:
+    """How far a run on Slurm is, by its nodes' own words, where no controller wrote it down."""
+    number = attempt.newest(folder.path)
+    scheduler = Scheduler(job_of(folder.path), attempt=number)
+    if alive:
+        return Ending(reason="running", scheduler=scheduler)
+    return replace(ending_of(Follower(folder.path, number).poll(), 0.0), scheduler=scheduler)
+
+
 def recover(folder: Folder, judging: Judging, *, alive: bool = False) -> tuple[Run, Verdict]:
     """Judge a folder again from its recordings. `alive`: the run still goes on, so what lies there is no ending."""
-    ending = Ending(reason="running") if alive else recorded_ending(folder.path)
+    if folder.plan.launcher == "slurm" and "ending" not in folder.report:
+        ending = _told_ending(folder, alive)
+    else:
+        ending = Ending(reason="running") if alive else recorded_ending(folder.path)
     run = read_run(folder.path, folder.plan, ending, folder.num_cores)
     code = folder.report.get("exit_code")
     interrupted = code if code in (errors.EXIT_SIGINT, errors.EXIT_SIGTERM) else None

@@ -39,8 +39,11 @@ def run_scripts(args: argparse.Namespace) -> int:
         return _dry_run(jobs, wanted)
     if args.detach and any(job.plan.launcher != "slurm" or job.plan.slurm.allocation for job, _ in jobs):
         raise UsageError("--detach leaves a job of its own alone, so it needs --launcher slurm, outside an allocation")
-    if any(job.plan.launcher == "slurm" for job, _ in jobs):
+    on_slurm = [job for job, _ in jobs if job.plan.launcher == "slurm"]
+    if on_slurm:
         require_slurm()
+    for job in on_slurm:
+        _check_run_folder(cwd / (job.settings["out"] or ".harness"))
     return _run(jobs, wanted, cwd, stale, args.detach)
 
 
@@ -53,6 +56,13 @@ def require_slurm() -> None:
             f"--launcher slurm needs Slurm's commands, and {', '.join(missing)} cannot be found; "
             "scripts/slurm-dev-cluster makes a cluster on this machine to try it"
         )
+
+
+def _check_run_folder(folder: Path) -> None:
+    """submitit takes these for its own marks, wherever in a path they stand."""
+    mark = next((mark for mark in ("%j", "%t", "%A", "%a") if mark in str(folder)), None)
+    if mark is not None:
+        raise UsageError(f"--launcher slurm: the run folder {folder} holds {mark}, which submitit replaces by a number; name another one with --out")
 
 
 def job_of_script(

@@ -30,6 +30,7 @@ def add_parser(sub: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import os
+    import shlex
     import sys
     from pathlib import Path
 
@@ -44,14 +45,15 @@ def run(args: argparse.Namespace) -> int:
     judging = _judging(folder.judging, args)
     alive = _still_running(folder)
     result, verdict = replay.recover(folder, judging, alive=alive)
-    status = folder.status if folder.status not in ("", "running") else "running" if alive else "recovered"
+    status = folder.status if folder.status not in ("", "running", "detached") else "running" if alive else "recovered"
     started_ns = folder.report.get("started_ns")
     document = report_json.finished(result, verdict, folder.command, started_ns if isinstance(started_ns, int) else 0, status)
     if status == "recovered" and folder.status != "recovered":
         _finish(folder.path, document)
     style = console.style_for(os.environ, sys.stdout.isatty())
     said = {
-        "running": "this run still goes on; what follows is provisional\n",
+        "running": "this run still goes on; what follows is provisional"
+        + (f"; harness attach {shlex.quote(folder.path.name)} follows it\n" if folder.plan.launcher == "slurm" else "\n"),
         "recovered": "the controller of this run was killed; judged from what it left\n",
     }
     emit(
@@ -88,8 +90,11 @@ def _judging(recorded: Any, args: argparse.Namespace) -> Any:
 
 
 def _still_running(folder: Any) -> bool:
+    from harness import replay
     from harness.session import start_ticks
 
+    if folder.status in ("running", "detached") and folder.plan.launcher == "slurm":
+        return not replay.all_told(folder)  # the job goes on without a controller; what became of it, harness attach finds out
     who = folder.report.get("controller")
     if folder.status != "running" or not isinstance(who, dict) or not isinstance(who.get("pid"), int):
         return False

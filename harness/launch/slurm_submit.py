@@ -3,7 +3,9 @@
     request: {"folder": .., "text": .., "commands": [[argv], ..], "unset": [names]}     one command a job; several make an array
     answer:  {"jobs": ["123"]} or {"jobs": ["123_0", "123_1"]}, or {"error": "what sbatch said"}
 
-submitit brings the pickles, their folder and the call of sbatch; the text is ours. Each pickle holds one `CommandFunction`: a command line.
+submitit brings the pickles, their folder and the call of sbatch; the text is ours. Each pickle holds `os.execv` and a command line: the task's process
+becomes our supervisor. Slurm signals the task's own process only, so a child of submitit's would never hear of scancel or of a time limit; and no
+result is written that somebody could take for one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def submit(request: dict[str, Any]) -> list[str]:
     folder = Path(request["folder"])
     os.chdir(folder)  # the job's own log is named relative to it
     executor = OurText(folder)
-    calls = [utils.DelayedSubmission(utils.CommandFunction(list(argv))) for argv in request["commands"]]
+    calls = [utils.DelayedSubmission(os.execv, argv[0], list(argv)) for argv in request["commands"]]
     if len(calls) == 1:
         return [executor._internal_process_submissions(calls)[0].job_id]
     pickles = []

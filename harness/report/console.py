@@ -229,6 +229,9 @@ def _how_failed(verdict: Verdict) -> str:
     ending = verdict.ending
     if ending.reason == "hang":
         return f"hung for {duration(ending.hang_after_s)}" if ending.hang_after_s else "hung"
+    job = ending.scheduler
+    if job is not None and (ending.reason == "scheduler" or (ending.reason == "timeout" and job.state in ("TIMEOUT", "DEADLINE"))):
+        return f"Slurm ended job {job.job_id} as {job.state or 'gone'}"
     if ending.reason == "timeout":
         return f"ended at the limit of {duration(verdict.plan.timeout_s)}; raise it with --timeout"
     failed = [e.rank for e in ending.exits if e.code != 0 and not e.by_us]

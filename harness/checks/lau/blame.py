@@ -147,7 +147,7 @@ def others(run: Run, blamed: Fall) -> list[str]:
     """Notes on what became of the other ranks."""
     victims = sorted(f.rank for f in falls(run) if f.rank != blamed.rank and f.victim)
     also = sorted(f.rank for f in falls(run) if f.rank != blamed.rank and not f.victim)
-    torn = sorted(e.rank for e in run.ending.exits if e.by_us and e.rank != blamed.rank)
+    torn = sorted(e.rank for e in run.ending.exits if e.by_us and e.rank != blamed.rank and e.rank not in victims)
     notes = []
     if also:
         notes.append(f"{plural(also)} failed by {'itself' if len(also) == 1 else 'themselves'} too")

@@ -1,0 +1,155 @@
+"""A real Slurm for these tests: a cluster of our own (scripts/slurm-dev-cluster), beside whatever this machine has.
+
+Where none can be had (not root, no Slurm installed, no namespaces), every test here is skipped and the end of the output says why. The slow ones
+(time limit, node crash, preemption, all scenarios) run by scripts/reliability-slurm, which sets HARNESS_TEST_SLURM_SLOW.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEV_CLUSTER = ROOT / "scripts" / "slurm-dev-cluster"
+TINY = Path(__file__).with_name("tiny.py")
+SLOW = bool(os.environ.get("HARNESS_TEST_SLURM_SLOW"))
+_reason: list[str] = []
+
+
+class Run:
+    """One `harness` command that goes on."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self.log = process, log
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text("utf-8", "replace")
+
+    def wait_for(self, words: str, limit_s: float = 90.0) -> str:
+        """The output once it holds these words (a regular expression)."""
+        until = time.monotonic() + limit_s
+        while not re.search(words, self.text):
+            assert self.process.poll() is None or re.search(words, self.text), f"ended without {words!r}:\n{self.text}"
+            assert time.monotonic() < until, f"never said {words!r}:\n{self.text}"
+            time.sleep(0.1)
+        return self.text
+
+    def job(self) -> str:
+        return re.search(r"scancel (\S+);", self.wait_for("scancel"))[1]  # type: ignore[index]
+
+    def end(self, limit_s: float = 120.0) -> tuple[int, str]:
+        try:
+            code = self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(f"did not end within {limit_s:.0f} s:\n{self.text}") from None
+        return code, self.text
+
+
+class Cluster:
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        done = subprocess.run([DEV_CLUSTER, "start", "--dir", folder, *options], capture_output=True, text=True, timeout=120)
+        assert done.returncode in (0, 2), done.stderr  # 2: it says what is missing; anything else is a bug of the script
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().removeprefix("slurm-dev-cluster: "))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "HARNESS_", "_HARNESS_"))}
+        self.env = {**clean, "SLURM_CONF": str(folder / "etc/slurm.conf"), "OMP_NUM_THREADS": "1"}
+
+    def control(self, *words: str) -> None:
+        subprocess.run([DEV_CLUSTER, *words, "--dir", self.folder], check=True, capture_output=True, timeout=60)
+
+    def client(self, *words: str) -> str:
+        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=20)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self, cwd: Path, *words: str, **env: str) -> Run:
+        log = Path(tempfile.mkstemp(dir=cwd, prefix="out-", suffix=".log")[1])
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "harness", *words], cwd=cwd, env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        return Run(process, log)
+
+    def run(self, cwd: Path, *words: str, **env: str) -> tuple[int, str]:
+        return self.start(cwd, *words, **env).end()
+
+    def left_behind(self, mark: str) -> list[str]:
+        """Processes on any node whose command line holds these words; nodes are namespaces of this machine, so all are seen."""
+        found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        return [line for line in found.splitlines() if mark in line and "pytest" not in line]
+
+    def nothing_left(self, mark: str, limit_s: float = 15.0) -> None:
+        until = time.monotonic() + limit_s
+        while left := self.left_behind(mark):
+            assert time.monotonic() < until, "\n".join(left)
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        subprocess.run([DEV_CLUSTER, "stop", "--dir", self.folder], capture_output=True, timeout=60)
+
+
+def bring_up(*options: str) -> Cluster:
+    folder = Path(tempfile.mkdtemp(prefix="hs", dir="/tmp"))  # short: sockets lie below it
+    folder.chmod(0o755)
+    try:
+        return Cluster(folder, *options)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    try:
+        one = bring_up("--nodes", "4")
+    except (RuntimeError, OSError) as error:
+        _reason.append(str(error))
+        pytest.skip(f"no Slurm can be had here: {error}")
+    yield one
+    one.stop()
+    shutil.rmtree(one.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Path:
+    """A folder with a tiny training in it."""
+    shutil.copy(TINY, tmp_path / "tiny.py")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _end_what_a_failed_test_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "cluster" in request.fixturenames:
+        one: Cluster = request.getfixturevalue("cluster")
+        subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=one.env, capture_output=True, timeout=20)
+        subprocess.run(["scancel", "--user=root"], env=one.env, capture_output=True, timeout=20)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not SLOW:
+            item.add_marker(pytest.mark.skip(reason="slow: scripts/reliability-slurm runs it"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _reason:
+        terminalreporter.write_line(f"tests/slurm was skipped: no Slurm can be had here: {_reason[0]}")
+
+
+def interrupt(run: Run) -> None:
+    run.process.send_signal(signal.SIGINT)

@@ -1,0 +1,195 @@
+"""Runs on a real Slurm: the same verdict as locally, the same words for what goes wrong, and nothing left on any node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Cluster, bring_up, interrupt
+
+pytestmark = pytest.mark.timeout(240)
+TASKS = ("--launcher", "slurm", "--slurm", "ranks=task", "--nodes", "2", "-n", "1")
+
+
+def report(desk: Path, name: str = "latest") -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((desk / ".harness" / name / "report.json").read_text())
+    return document
+
+
+def codes(document: dict[str, Any]) -> list[str]:
+    return [f["code"] for f in document["findings"] if f["severity"] != "advice"]
+
+
+def losses(document: dict[str, Any]) -> list[float]:
+    return [rank["last_loss"] for rank in document["ranks"]]
+
+
+def test_two_nodes_give_the_verdict_and_the_losses_of_one_machine(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "run", "tiny.py", "--launcher", "slurm", "--nodes", "2", "-n", "2", "--out", "slurm")
+    assert code == 0, text
+    there = json.loads((desk / "slurm" / "report.json").read_text())
+    code, text = cluster.run(desk, "run", "tiny.py", "-n", "4", "--out", "here")
+    assert code == 0, text
+    here = json.loads((desk / "here" / "report.json").read_text())
+    assert losses(there) == losses(here)
+    assert [f["code"] for f in there["findings"]] == [f["code"] for f in here["findings"]]
+    assert (there["verdict"], [r["rank"] for r in there["ranks"]]) == (here["verdict"], [0, 1, 2, 3])
+    assert there["ending"]["left_behind"] == []
+    cluster.nothing_left(str(desk))
+
+
+def test_a_failing_rank_is_the_culprit_by_line(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "run", "tiny.py", *TASKS, "--", "raise")
+    assert code == 1 and "error[LAU101]: rank-failed: rank 1 failed with ValueError: boom on rank 1" in text, text
+    assert codes(report(desk)) == ["LAU101"]
+    cluster.nothing_left(str(desk))
+
+
+def test_a_killed_rank_under_an_agent_a_node(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "run", "tiny.py", "--launcher", "slurm", "--nodes", "2", "-n", "1", "--", "kill")
+    assert code == 1 and "rank 1 was killed by SIGKILL" in text, text
+    assert codes(report(desk)) == ["LAU102"]
+    cluster.nothing_left(str(desk))
+
+
+def test_scancel_ends_in_order_and_is_told(cluster: Cluster, desk: Path) -> None:
+    run = cluster.start(desk, "run", "tiny.py", *TASKS, "--", "sleep", "120")
+    run.wait_for("at step 10")
+    cluster.client("scancel", run.job())
+    code, text = run.end()
+    assert code == 1 and codes(report(desk)) == ["LAU134"], text
+    assert report(desk)["ending"]["scheduler"]["state"] == "CANCELLED"
+    cluster.nothing_left(str(desk))
+
+
+def test_what_slurm_refuses_is_a_finding_and_4(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "run", "tiny.py", *TASKS, "--slurm", "partition=nope")
+    assert code == 4 and "error[LAU131]" in text and "invalid partition specified: nope" in text, text
+
+
+def test_a_job_that_cannot_start_is_cancelled_after_max_pending(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "run", "tiny.py", *TASKS, "--slurm", "begin=now+1hour", "--max-pending", "3")
+    assert code == 4 and "error[LAU132]" in text and "BeginTime" in text, text
+    assert cluster.client("squeue", "-h").strip() == ""
+
+
+def test_ctrl_c_leaves_the_job_and_attach_comes_back(cluster: Cluster, desk: Path) -> None:
+    run = cluster.start(desk, "run", "tiny.py", *TASKS, "--", "sleep", "20")
+    run.wait_for("at step 10")
+    interrupt(run)
+    code, text = run.end(30)
+    assert code == 130 and "goes on without us; come back with: harness attach" in text, text
+    assert report(desk)["status"] == "detached"
+    assert cluster.client("squeue", "-h").strip() != ""
+    code, text = cluster.run(desk, "report")
+    assert "still goes on" in text, text
+    code, text = cluster.run(desk, "attach")
+    assert code == 0 and codes(report(desk)) == [], text
+    assert report(desk)["ranks"][0]["num_steps"] == 40
+
+
+def test_a_second_ctrl_c_cancels(cluster: Cluster, desk: Path) -> None:
+    run = cluster.start(desk, "run", "tiny.py", *TASKS, "--", "sleep", "120")
+    run.wait_for("at step 10")
+    interrupt(run)
+    run.wait_for("Ctrl-C again cancels")
+    interrupt(run)
+    code, text = run.end(60)
+    assert code == 130 and "interrupted" in text, text
+    cluster.nothing_left(str(desk))
+
+
+def test_a_killed_controller_leaves_the_job_to_attach(cluster: Cluster, desk: Path) -> None:
+    run = cluster.start(desk, "run", "tiny.py", *TASKS)
+    run.job()
+    run.process.kill()
+    run.process.wait()
+    code, text = cluster.run(desk, "attach", "latest")
+    assert code == 0 and report(desk)["status"] == "done", text
+
+
+def test_hostile_paths_and_an_array_of_six(cluster: Cluster, tmp_path: Path) -> None:
+    """Spaces, quotes, percent signs and letters beyond ASCII in every path; scripts without torch, so that six of them cost little."""
+    desk = tmp_path / "it's a \"100 % \" Übung $HOME"
+    desk.mkdir()
+    names = [f"tâche {number} 'x'.py" for number in range(6)]
+    for name in names:
+        (desk / name).write_text(f"import os, sys\nprint('out', os.environ['RANK'], sys.argv[1:], {name!r})\n")
+    code, text = cluster.run(desk, "run", *(f"./{name}" for name in names), *TASKS)
+    assert code == 5, text  # no torch, so nothing can be checked
+    reports = [json.loads(path.read_text()) for path in sorted((desk / ".harness").glob("2*/report.json"))]
+    assert len(reports) == 6
+    jobs = {r["ending"]["scheduler"]["job_id"] for r in reports}
+    assert len({job.split("_")[0] for job in jobs}) == 1 and {job.split("_")[1] for job in jobs} == set("012345")
+    for r in reports:
+        assert [e["code"] for e in r["ending"]["exits"]] == [0, 0] and r["verdict"] == "nothing checked"
+    logs = sorted(path.read_text() for path in (desk / ".harness").glob("2*/logs/rank1.log"))
+    assert logs == sorted(f"out 1 [] {name}\n" for name in names)
+
+
+def test_inside_an_allocation_it_is_a_step_of_it(cluster: Cluster, desk: Path) -> None:
+    words = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
+    done = subprocess.run(
+        [*words, sys.executable, "-m", "harness", "run", "tiny.py", "--launcher", "slurm", "--nodes", "2", "-n", "1", "--slurm", "ranks=task"],
+        cwd=desk, env=cluster.env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "a step of its allocation" in done.stdout
+    assert not (desk / ".harness" / "latest" / "slurm" / "job.json").exists()
+    cluster.nothing_left(str(desk))
+
+
+def test_a_batch_script_to_copy_runs_and_its_output_is_the_report(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "sbatch", "tiny.py", "--nodes", "2", "-n", "1", "--slurm", "ranks=task")
+    assert code == 0
+    (desk / "job.sh").write_text(text)
+    done = subprocess.run(["sbatch", "--wait", "job.sh"], cwd=desk, env=cluster.env, capture_output=True, text=True, timeout=150)
+    said = "".join(path.read_text() for path in desk.glob("harness-tiny-*.log"))
+    assert done.returncode == 0 and "verdict     sane" in said, said + done.stderr
+
+
+def test_two_users_side_by_side(cluster: Cluster, desk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Two runs of the same script at once, each in its own folder: ports, folders and names do not meet."""
+    other = tmp_path_factory.mktemp("other")
+    shutil.copy(desk / "tiny.py", other / "tiny.py")
+    first, second = cluster.start(desk, "run", "tiny.py", *TASKS), cluster.start(other, "run", "tiny.py", *TASKS)
+    for run in (first, second):
+        code, text = run.end(180)
+        assert code == 0, text
+    assert losses(report(desk)) == losses(report(other))
+
+
+def test_without_accounting_all_is_the_same(cluster: Cluster, desk: Path) -> None:
+    plain = bring_up("--nodes", "2", "--no-accounting")
+    try:
+        run = plain.start(desk, "run", "tiny.py", *TASKS, "--", "raise")
+        code, text = run.end()
+        assert code == 1 and codes(report(desk)) == ["LAU101"], text
+    finally:
+        plain.stop()
+        shutil.rmtree(plain.folder, ignore_errors=True)
+
+
+def test_the_run_folder_is_private(cluster: Cluster, desk: Path) -> None:
+    code, _ = cluster.run(desk, "run", "tiny.py", *TASKS, "--slurm", "begin=now+1hour", "--max-pending", "1")
+    assert code == 4
+    run_dir = (desk / ".harness" / "latest").resolve()
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (run_dir, run_dir / "slurm", run_dir / "nodes"))
+    pickles = list(run_dir.rglob("*.pkl"))
+    assert pickles and all(path.parent == run_dir / "slurm" and path.stat().st_mode & 0o077 == 0 for path in pickles)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM])
+def test_sigterm_to_the_controller_cancels(cluster: Cluster, desk: Path, number: int) -> None:
+    run = cluster.start(desk, "run", "tiny.py", *TASKS, "--slurm", "begin=now+1hour")
+    run.job()
+    run.process.send_signal(number)
+    code, text = run.end(60)
+    assert code == 143, text
+    assert cluster.client("squeue", "-h").strip() == ""
