@@ -5,14 +5,17 @@ Rows stay raw bytes until somebody opens one: 1,024 ranks x 1,000 steps are 250 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from harness import collector, columns
 from harness.model import Ending, Plan, Where
 from harness.probe import protocol
 from harness.probe.protocol import Row
@@ -120,20 +123,29 @@ class Recording:
         whole = self.num_rows * protocol.ROW.size
         return [Row._make(fields) for fields in protocol.ROW.iter_unpack(self.rows[:whole])]
 
+    def column(self, name: str) -> array[Any]:
+        """One number of every row; kept, 8 bytes a row."""
+        found = self._columns.get(name)
+        if found is None:
+            found = self._columns[name] = columns.numbers(self.rows, name)
+        return found
+
+    @cached_property
+    def _columns(self) -> dict[str, array[Any]]:
+        return {}
+
     @cached_property
     def step_index(self) -> dict[int, int]:
         """Step number -> row index. Steps are written in order; a repeated number keeps the first."""
-        offset, fmt = protocol.NUMBER_OFFSET["step"]
-        size = protocol.ROW.size
         table: dict[int, int] = {}
-        for index in range(self.num_rows):
-            table.setdefault(fmt.unpack_from(self.rows, index * size + offset)[0], index)
+        for index, step in enumerate(self.column("step")):
+            table.setdefault(step, index)
         return table
 
     @cached_property
     def num_steps(self) -> int:
         """Steps taken so far, thinned ones included."""
-        last = max(self.step_index, default=-1) + 1
+        last = max(self.column("step"), default=-1) + 1
         ends = [_int(e["steps"]) for e in self.of(protocol.END)]
         return max([last, *ends])
 
@@ -173,12 +185,17 @@ def _int(value: Any, default: int = -1) -> int:
 class Step:
     """One optimizer step, aligned over the ranks that have it: `raw[rank]` is None where a rank has no such row."""
 
-    __slots__ = ("_rows", "index", "raw")
+    __slots__ = ("_raw", "_rows", "index")
 
     def __init__(self, index: int, raw: Sequence[bytes | None]) -> None:
         self.index = index
-        self.raw = raw
+        self._raw: Sequence[bytes | None] | None = raw
         self._rows: list[Row | None] | None = None
+
+    @property
+    def raw(self) -> Sequence[bytes | None]:
+        assert self._raw is not None
+        return self._raw
 
     def same(self, digest: str) -> bool:
         """Whether all ranks that have this step agree on a digest, compared on raw bytes."""
@@ -207,6 +224,32 @@ class Step:
         if self._rows is None:
             self._rows = [None if raw is None else Row._make(protocol.ROW.unpack(raw)) for raw in self.raw]
         return self._rows
+
+
+class AlignedStep(Step):
+    """A step that all reporting ranks have, at the same place of their recordings: nothing is cut out before somebody asks for it."""
+
+    __slots__ = ("_at", "_ranks", "_table")
+
+    def __init__(self, index: int, at: int, ranks: Sequence[Recording | None], table: columns.Table) -> None:
+        self.index, self._at, self._ranks, self._table = index, at, ranks, table
+        self._raw = self._rows = None
+
+    @property
+    def raw(self) -> Sequence[bytes | None]:
+        if self._raw is None:
+            self._raw = [None if r is None else r.raw(self._at) for r in self._ranks]
+        return self._raw
+
+    @property
+    def complete(self) -> bool:
+        return len(self._table.blobs) == len(self._ranks)
+
+    def same(self, digest: str) -> bool:
+        return self._table.same(digest, self._at)
+
+    def number(self, name: str) -> list[Any]:
+        return self._table.number(name, self._at)
 
 
 @dataclass
@@ -241,15 +284,18 @@ class Run:
 
     @cached_property
     def step_numbers(self) -> list[int]:
-        numbers: set[int] = set()
-        for recording in self.present:
-            numbers.update(recording.step_index)
-        return sorted(numbers)
+        columns_of = {bytes(r.column("step")): r.column("step") for r in self.present}  # most ranks took the same steps
+        return sorted({step for column in columns_of.values() for step in column})
 
     def steps(self) -> Iterator[Step]:
         """Aligned steps in order. A rank that has fewer steps is None in the later ones."""
+        aligned = self._aligned
+        for at in range(aligned.num):
+            yield AlignedStep(self.step_numbers[at], at, self.ranks, aligned)
+        if aligned.num == len(self.step_numbers):
+            return
         tables = [(r, r.step_index) if r is not None else None for r in self.ranks]
-        for number in self.step_numbers:
+        for number in self.step_numbers[aligned.num :]:
             raw: list[bytes | None] = []
             for entry in tables:
                 if entry is None:
@@ -259,6 +305,18 @@ class Run:
                 index = table.get(number)
                 raw.append(None if index is None else recording.raw(index))
             yield Step(number, raw)
+
+    @cached_property
+    def _aligned(self) -> columns.Table:
+        """The steps from the first on that every reporting rank has at the same place."""
+        steps = [r.column("step") for r in self.present]
+        num = min(map(len, steps), default=0)
+        first = steps[0][:num] if steps else []
+        rises = all(a < b for a, b in itertools.pairwise(first))
+        if not rises or any(column[:num] != first for column in steps) or any(c[i] < first[-1] for c in steps if num for i in range(num, len(c))):
+            num = 0
+        present = self.present
+        return columns.Table([r.rows for r in present], num, lambda name: [r.column(name) for r in present])
 
     def events(self, kind: str) -> Iterator[tuple[int, Event]]:
         """(rank, event) over all ranks, rank by rank."""
@@ -310,6 +368,11 @@ def assemble(plan: Plan, recordings: Sequence[Recording], **rest: Any) -> Run:
 
 def load_recordings(rec_dir: Path) -> list[Recording]:
     """All recordings of a run folder, finished or not; follows no link, opens nothing else."""
+    with collector.paused():
+        return _load(rec_dir)
+
+
+def _load(rec_dir: Path) -> list[Recording]:
     found: list[Recording] = []
     if not rec_dir.is_dir() or rec_dir.is_symlink():
         return found

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from harness import collector
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.registry import all_checks
 from harness.model import Finding, Outcome, OutcomeKind
@@ -38,6 +39,11 @@ def judge(run: Run, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> t
 
     A check that raises is an outcome of its own ("crashed"), never the end of the others.
     """
+    with collector.paused():
+        return _judge(run, select, ignore)
+
+
+def _judge(run: Run, select: Sequence[str], ignore: Sequence[str]) -> tuple[list[Outcome], list[Finding]]:
     running: list[_Running] = []
     outcomes: list[Outcome] = []
     for kind in all_checks():

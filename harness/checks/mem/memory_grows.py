@@ -89,7 +89,8 @@ def growth(recording: Recording) -> series.Trend | None:
     steps, cuda = series.numbers(recording, "cuda_alloc_bytes")
     values: Sequence[float] = cuda if any(cuda) else series.numbers(recording, "rss_bytes")[1]
     skip = max(8, int(len(values) * WARM_UP))
-    first_pass = sum(s < _first_pass_steps(recording) for s in steps)
+    passed = _first_pass_steps(recording)
+    first_pass = sum(s < passed for s in steps)
     if len(steps) - first_pass >= 3 * series.BLOCKS:
         skip = max(skip, first_pass)
     found = series.trend(steps[skip:], values[skip:])

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.probe import protocol
 from harness.record import Recording
 
 MB = 1_000_000
@@ -33,13 +32,7 @@ class Trend:
 
 def numbers(recording: Recording, name: str) -> tuple[list[int], list[int]]:
     """(step numbers, values) of one field of all rows."""
-    offset, fmt = protocol.NUMBER_OFFSET[name]
-    at, number = protocol.NUMBER_OFFSET["step"]
-    size = protocol.ROW.size
-    blob = recording.rows
-    count = recording.num_rows
-    steps = [number.unpack_from(blob, i * size + at)[0] for i in range(count)]
-    return steps, [fmt.unpack_from(blob, i * size + offset)[0] for i in range(count)]
+    return list(recording.column("step")), list(recording.column(name))
 
 
 def trend(steps: Sequence[int], values: Sequence[float]) -> Trend | None:

@@ -46,9 +46,10 @@ class LossNotFinite(Check):
         flags, loss = step.number("flags"), step.number("loss")
         if not loss:
             return
-        self.seen = self.seen or any(math.isfinite(v) for v in loss) or any(f & protocol.FLAG_LOSS_NOT_FINITE for f in flags)
-        if not any(f & protocol.FLAG_LOSS_NOT_FINITE for f in flags):
-            if all(math.isfinite(v) for v in loss):
+        bad = any(f & protocol.FLAG_LOSS_NOT_FINITE for f in set(flags))
+        self.seen = self.seen or bad or any(math.isfinite(v) for v in loss)
+        if not bad:
+            if losses.all_finite(loss):
                 self.last_finite = step.index
             return
         ranks = [rank for rank, raw in enumerate(step.raw) if raw is not None]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.model import Where
-from harness.probe import protocol
 from harness.record import Recording, Run, Step
-
-_STEP = protocol.NUMBER_OFFSET
 
 
 @dataclass(frozen=True)
@@ -24,25 +23,32 @@ class Point:
 
 def of_step(step: Step) -> Point | None:
     """None where no backward ran before this step. Of several backwards (accumulation) their sum counts."""
-    total = weight = 0.0
-    num, opt = 0, 65_535
-    for raw in step.raw:
-        if raw is None:
-            continue
-        values = {
-            name: _STEP[name][1].unpack_from(raw, _STEP[name][0])[0] for name in ("opt", "loss", "loss_sum", "num_backward", "num_samples")
-        }
-        if not values["num_backward"]:
-            continue
-        opt = values["opt"]
-        loss = values["loss_sum"] if values["num_backward"] > 1 and values["loss_sum"] else values["loss"]
-        samples = max(1, values["num_samples"])
-        total, weight, num = total + loss * samples, weight + samples, num + 1
-    return Point(step.index, opt, total / weight, num) if num else None
+    num_backward, loss, samples = step.number("num_backward"), step.number("loss"), step.number("num_samples")
+    kinds = set(num_backward)
+    if kinds == {0}:
+        return None
+    if kinds == {1} and min(samples) > 0:  # nearly always
+        weight = sum(samples)
+        return Point(step.index, step.number("opt")[-1], sum(map(operator.mul, loss, samples)) / weight, len(loss))
+    if max(num_backward) > 1:
+        loss = [s if n > 1 and s else v for n, s, v in zip(num_backward, step.number("loss_sum"), loss, strict=True)]
+    weights = [max(1, n) if b else 0 for n, b in zip(samples, num_backward, strict=True)]
+    total = sum(v * w for v, w in zip(loss, weights, strict=True) if w)
+    opt = next(o for o, w in zip(reversed(step.number("opt")), reversed(weights), strict=True) if w)
+    return Point(step.index, opt, total / sum(weights), sum(map(bool, weights)))
+
+
+def all_finite(values: Sequence[float]) -> bool:
+    """Whether there is no nan and no infinity among them; their sum tells, unless it overflows."""
+    return math.isfinite(sum(values)) or all(math.isfinite(v) for v in values)
 
 
 def points(run: Run) -> list[Point]:
-    return [p for step in run.steps() if (p := of_step(step)) is not None]
+    """Of all steps; computed once for all checks of one judgement."""
+    found = run.__dict__.get("_loss_points")
+    if found is None:
+        found = run.__dict__["_loss_points"] = [p for step in run.steps() if (p := of_step(step)) is not None]
+    return list(found)
 
 
 def site(recording: Recording, step: int | None = None) -> Where | None:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from harness.model import Where
 from harness.probe import protocol
-from harness.probe.protocol import Row
-from harness.record import Event, Run
+from harness.record import Event, Recording, Run
 
 BY_HAND = 65_535
 
 
-def by_opt(run: Run) -> dict[tuple[int, int], list[Row]]:
-    """(rank, optimizer) -> its rows, hand-made steps left out. Children that the script made count as ranks of their own below zero."""
-    table: dict[tuple[int, int], list[Row]] = {}
+def by_opt(run: Run) -> dict[tuple[int, int], Sequence[int]]:
+    """(rank, optimizer) -> places of its rows in the rank's recording, hand-made steps left out."""
+    table: dict[tuple[int, int], Sequence[int]] = {}
     for rank, recording in enumerate(run.ranks):
-        for row in recording.all_rows() if recording is not None else ():
-            if row.opt != BY_HAND:
-                table.setdefault((rank, row.opt), []).append(row)
+        column = recording.column("opt") if recording is not None else []
+        kinds = set(column)
+        for opt in kinds - {BY_HAND}:
+            table[rank, opt] = range(len(column)) if len(kinds) == 1 else [i for i, o in enumerate(column) if o == opt]
     return table
 
 
-def backwards_so_far(run: Run, rank: int) -> dict[int, int]:
-    """Step number -> backwards up to it. Of several optimizers that step in turn only the first has the backward in its own row."""
-    recording, total = run.ranks[rank], 0
-    table: dict[int, int] = {}
-    for row in recording.all_rows() if recording is not None else ():
-        total += row.num_backward
-        table[row.step] = total
-    return table
+def backwards_so_far(recording: Recording) -> list[int]:
+    """Backwards up to each row. Of several optimizers that step in turn only the first has the backward in its own row."""
+    return list(itertools.accumulate(recording.column("num_backward")))
 
 
-def ranks_of(rows: Mapping[tuple[int, int], Sequence[Row]], opt: int) -> tuple[int, ...]:
+def ranks_of(rows: Mapping[tuple[int, int], Sequence[int]], opt: int) -> tuple[int, ...]:
     return tuple(sorted({rank for rank, o in rows if o == opt}))
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
 
 
 class SchedulerPerRank(Check):
@@ -37,8 +37,11 @@ class SchedulerPerRank(Check):
         events = [(rank, e) for rank, e in run.events("scheduler")]
         if not events:
             raise NotApplicable("no learning rate scheduler is stepped")
-        for rank in {r for r, _ in events}:
-            counts: Counter[tuple[object, int]] = Counter((e["id"], e.step) for r, e in events if r == rank and e.step > 0)
+        by_rank: dict[int, list[Event]] = {}
+        for rank, event in events:
+            by_rank.setdefault(rank, []).append(event)
+        for own in by_rank.values():
+            counts: Counter[tuple[object, int]] = Counter((e["id"], e.step) for e in own if e.step > 0)
             many = [n for n in counts.values() if n == run.world_size]
             if len(many) >= 3 and len(many) >= 0.9 * len(counts):
                 yield self.finding(

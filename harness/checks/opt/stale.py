@@ -43,10 +43,12 @@ class StaleOptimizer(Check):
         if not rows:
             raise NotApplicable("no optimizer step was recorded")
         for (rank, opt), steps in sorted(rows.items()):
+            recording = run.ranks[rank]
+            flags = recording.column("flags") if recording is not None else []
             event = optimizers.params_event(run, rank, opt)
             if event is None or len(steps) < 2:
                 continue
-            if all(s.flags & FLAG_ALL_NONE for s in steps) and not optimizers.had_gradients(run, rank, opt):
+            if all(flags[i] & FLAG_ALL_NONE for i in steps) and not optimizers.had_gradients(run, rank, opt):
                 yield self.finding(
                     f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it "
                     "holds parameters that the loss does not use",

@@ -28,6 +28,7 @@ from itertools import pairwise
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.probe.protocol import FLAG_ZEROED
 from harness.record import Run
 
@@ -42,19 +43,23 @@ class MissingZeroGrad(Check):
         rows = optimizers.by_opt(run)
         if not rows:
             raise NotApplicable("no optimizer step was recorded")
-        for (rank, opt), steps in sorted(rows.items()):
-            since = optimizers.backwards_so_far(run, rank)
+        for (rank, opt), places in sorted(rows.items()):
+            recording = run.ranks[rank]
+            flags = recording.column("flags") if recording is not None else []
+            if recording is None or sum(not flags[i] & FLAG_ZEROED for i in places) < 3:
+                continue
+            since, grad = optimizers.backwards_so_far(recording), protocol.DIGEST_SLICE["grad"]
             later = [
-                s for before, s in pairwise(steps) if since[s.step] > since[before.step] and s.grad
+                i for before, i in pairwise(places) if since[i] > since[before] and any(recording.raw(i)[grad])
             ]  # grad 0: a closure computes it inside the step
-            dirty = [s for s in later if not s.flags & FLAG_ZEROED]
+            dirty = [i for i in later if not flags[i] & FLAG_ZEROED]
             if len(dirty) >= 3 and len(dirty) >= 0.9 * len(later):
                 event = optimizers.params_event(run, rank, opt)
                 yield self.finding(
                     f"{len(dirty)} of {len(later)} optimizer steps were taken on gradients that also hold those of earlier steps",
                     where=optimizers.step_site(run, rank, opt) or (event.where if event else None),
                     ranks=optimizers.ranks_of(rows, opt),
-                    notes=[f"first at step {dirty[0].step}"],
+                    notes=[f"first at step {recording.column('step')[dirty[0]]}"],
                     help="call optimizer.zero_grad() before the backward of each step",
                 )
                 return

@@ -52,12 +52,15 @@ class Straggler(Check):
         pace.require_cores(run)
         busy = pace.busy(run)
         ratio, most = (BUSY_RATIO, BUSY_MOST) if busy else (RATIO, MOST)
+        in_order = [sorted(values) for values in zip(*own.values(), strict=True)]
         for rank, values in own.items():
-            rest = [pace.median([own[r][i] for r in own if r != rank]) for i in range(length)]
+            rest = [pace.median_without(value, ordered) for value, ordered in zip(values, in_order, strict=True)]
             slow = sum(values[i] >= ratio * rest[i] and values[i] - rest[i] >= MORE_S for i in range(length))
+            if slow < most * length:
+                continue
             more, error = pace.paired([values[i] - rest[i] for i in range(length)])
             others = pace.median(rest)
-            if slow >= most * length and more - 2 * error >= max(MORE_S, (ratio - 1) * others):
+            if more - 2 * error >= max(MORE_S, (ratio - 1) * others):
                 yield self.finding(
                     f"rank {rank} takes {more * 1e3:.0f} ms more of its own a step than the others, and they wait for it",
                     where=_slow_line(rank, trained),

@@ -71,12 +71,14 @@ class SyncEveryMicroBatch(Check):
 def accumulated(recording: Recording) -> list[tuple[int, int, Where | None]]:
     """(backwards, reducing backwards, site) of each step whose backwards all came from one line, two or more, each with a "
     "forward of its own."""
-    rows = {recording.row(i).step: recording.row(i) for i in range(min(recording.num_rows, 64))}
+    places = {step: i for i, step in enumerate(recording.column("step")[:64])}
     found = []
     for event in recording.of("accumulation"):
         site, num = _only_site(event)
-        row = rows.get(event.step)
-        if row is None or num < 2 or row.num_backward != num or row.num_forward < num:
+        if num < 2 or event.step not in places:
+            continue
+        row = recording.row(places[event.step])
+        if row.num_backward != num or row.num_forward < num:
             continue
         found.append((num, row.num_reduce, site))
     return found

@@ -23,10 +23,10 @@ Known limits
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.opt import losses
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -45,7 +45,7 @@ class ClipBeforeSync(Check):
         wrong = []
         for step in run.steps():
             norms = step.number("grad_norm")
-            if step.complete and step.same("grad") and all(math.isfinite(n) for n in norms):
+            if step.complete and step.same("grad") and losses.all_finite(norms):
                 low, high = min(norms), max(norms)
                 if high > low * (1 + 1e-3) + 1e-12:
                     wrong.append((step.index, low, high))

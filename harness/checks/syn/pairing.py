@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from harness.checks.base import NotApplicable
 from harness.probe import protocol
@@ -30,6 +31,15 @@ class Pairing:
     def at(self, n: int) -> list[Event]:
         return [c[n] for c in self.columns]
 
+    @cached_property
+    def issuers(self) -> dict[tuple[str, int], list[int]]:
+        """Statement -> ranks that ever issued a collective from it."""
+        table: dict[tuple[str, int], list[int]] = {}
+        for rank, column in zip(self.ranks, self.columns, strict=True):
+            for key in {site_key(e) for e in column}:
+                table.setdefault(key, []).append(rank)
+        return table
+
     @property
     def truncated(self) -> bool:
         return any(len(c) >= MAX_EVENTS for c in self.columns)
@@ -44,7 +54,14 @@ class Pairing:
 
 
 def of(run: Run) -> Pairing:
-    """NotApplicable where there is nothing to pair."""
+    """NotApplicable where there is nothing to pair. Computed once for all checks of one judgement."""
+    found = run.__dict__.get("_pairing")
+    if not isinstance(found, Pairing):
+        found = run.__dict__["_pairing"] = _read(run)
+    return found
+
+
+def _read(run: Run) -> Pairing:
     if run.world_size < 2:
         raise NotApplicable("one process")
     ranks = [rank for rank, r in enumerate(run.ranks) if r is not None]
@@ -61,8 +78,7 @@ def site_key(event: Event) -> tuple[str, int]:
 
 def only_on(pairing: Pairing, event: Event) -> list[int]:
     """Ranks that ever issued a collective from the statement of `event`."""
-    key = site_key(event)
-    return [rank for rank, column in zip(pairing.ranks, pairing.columns, strict=True) if any(site_key(e) == key for e in column)]
+    return pairing.issuers.get(site_key(event), [])
 
 
 def passed_by(run: Run, pairs: Pairing, ranks: Sequence[int], event: Event, n: int) -> bool:
@@ -123,10 +139,11 @@ def lone(run: Run, pairs: Pairing) -> Lone | None:
     for rank, column in zip(pairs.ranks, pairs.columns, strict=True):
         for n, event in enumerate(column):
             only = only_on(pairs, event)
-            missing = [r for r in pairs.ranks if r not in only]
-            if not missing:
+            if len(only) == len(pairs.ranks):
                 continue
-            others = [pairs.columns[pairs.ranks.index(r)] for r in missing]
+            on = set(only)
+            missing = [r for r in pairs.ranks if r not in on]
+            others = [c for r, c in zip(pairs.ranks, pairs.columns, strict=True) if r not in on]
             if all(len(c) > n and c[n]["op"] == event["op"] and not _shifts(column, c, n) for c in others):
                 continue  # the same operation from a line of their own: an if/else around one collective
             if passed_by(run, pairs, missing, event, n):
