@@ -11,7 +11,7 @@ from harness import columns
 from harness.checks.prf import pace
 from harness.model import Plan, Scenario
 from harness.probe import protocol
-from harness.record import AlignedStep, Recording, Run
+from harness.record import AlignedStep, Recording, Run, parse_events
 
 VALUES = {"I": 4_000_000_000, "H": 65_535, "Q": (1 << 64) - 3, "q": -5, "i": -7, "d": math.pi, "f": 0.25}
 
@@ -76,3 +76,12 @@ def test_the_median_of_the_others(values: list[float]) -> None:
     for i, value in enumerate(values):
         others = values[:i] + values[i + 1 :]
         assert pace.median_without(value, sorted(values)) == (statistics.median(others) if others else 0.0)
+
+
+def test_equal_sites_are_one_object_and_a_forged_one_is_left_as_it_is() -> None:
+    site = '{"file":"a.py","line":1,"func":"f","text":"x"}'
+    lines = [f'{{"k":"a","t":1,"site":{s}}}' for s in (site, site, '{"file":["a.py"]}', "null")]
+    events = list(parse_events("\n".join([*lines, '{"k":"a","t":2,"x":NaN}']).encode()))
+    assert len(events) == 5 and events[0]["site"] is events[1]["site"]
+    assert events[2]["site"] == {"file": ["a.py"]} and events[3].where is None
+    assert math.isnan(events[4]["x"])

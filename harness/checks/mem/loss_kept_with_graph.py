@@ -70,6 +70,8 @@ def _processes(run: Run) -> list[tuple[int, Recording]]:
 def longest_climb(recording: Recording) -> tuple[int, int, int, int] | None:
     """(first step, last step, graphs alive then) of the longest stretch in which the number rises by about one a step or more."""
     steps, alive = series.numbers(recording, "num_graphs")
+    if not alive or max(alive) - min(alive) < min(16, MIN_A_STEP * MIN_STEPS):
+        return None
     best: tuple[int, int] | None = None
     start = 0
     for i in range(1, len(alive) + 1):

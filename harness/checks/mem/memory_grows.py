@@ -90,7 +90,7 @@ def growth(recording: Recording) -> series.Trend | None:
     values: Sequence[float] = cuda if any(cuda) else series.numbers(recording, "rss_bytes")[1]
     skip = max(8, int(len(values) * WARM_UP))
     passed = _first_pass_steps(recording)
-    first_pass = sum(s < passed for s in steps)
+    first_pass = sum(map(passed.__gt__, steps))
     if len(steps) - first_pass >= 3 * series.BLOCKS:
         skip = max(skip, first_pass)
     found = series.trend(steps[skip:], values[skip:])

@@ -46,7 +46,7 @@ class MissingZeroGrad(Check):
         for (rank, opt), places in sorted(rows.items()):
             recording = run.ranks[rank]
             flags = recording.column("flags") if recording is not None else []
-            if recording is None or sum(not flags[i] & FLAG_ZEROED for i in places) < 3:
+            if recording is None or all(f & FLAG_ZEROED for f in set(flags)):
                 continue
             since, grad = optimizers.backwards_so_far(recording), protocol.DIGEST_SLICE["grad"]
             later = [
