@@ -166,7 +166,7 @@ class Scheduler:
 class Ending:
     """How the whole run ended. Written by the session; checks read it."""
 
-    reason: str = "exited"  # exited | hang | timeout | interrupted | fail-fast | scheduler | detached | launch-failed
+    reason: str = "exited"  # exited | hang | timeout | interrupted | fail-fast | folder-deleted | scheduler | detached | launch-failed
     started: bool = True  # False: no line of the script ran
     exits: tuple[RankExit, ...] = ()
     hang_after_s: float = 0.0

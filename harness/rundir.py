@@ -31,6 +31,8 @@ LATEST = "latest"
 REFERENCE_DIR = "reference"
 MIN_FREE_BYTES = 16_000_000  # a recording is kept under 10 MB a rank; with less the run would end half-recorded
 MAX_LOG_BYTES = 2_000_000  # of one rank's log that checks and reports look at: the first and the last half of it
+RESERVE_FILE = ".reserve"
+RESERVE_BYTES = 1_000_000  # a report is 20 to 200 kB
 MAX_JSON_BYTES = 200_000_000
 
 
@@ -67,6 +69,26 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
+# ---- room for the last word
+
+
+def reserve(folder: Path) -> None:
+    """Room on the disk that is kept for the report: a script that fills the disk must not cost the verdict."""
+    with suppress(OSError):
+        fd = os.open(folder / RESERVE_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, b"\0" * RESERVE_BYTES)  # not posix_fallocate: some file systems promise what they do not have
+        finally:
+            os.close(fd)
+
+
+def write_last(path: Path, value: Any) -> None:
+    """The final report, in the room that was kept for it."""
+    with suppress(OSError):
+        (path.parent / RESERVE_FILE).unlink()
+    write_json(path, value)
+
+
 # ---- making a folder
 
 
@@ -77,6 +99,7 @@ def create(name: str, out: str | None, cwd: Path) -> Path:
         for part in (protocol.REC_DIR, protocol.LOG_DIR):
             (folder / part).mkdir(mode=0o700)
         _require_space(folder)
+        reserve(folder)
         if out is None:
             point_latest(folder)
     except OSError as error:

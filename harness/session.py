@@ -232,9 +232,12 @@ class Session:
         verdict = replay.settle(run, judging, self.interrupts.code)
         report = report_json.finished(run, verdict, argv, started_ns)
         try:
-            rundir.write_json(folder / protocol.REPORT_FILE, report)
-        except OSError as error:  # the disk is full by now: the verdict is printed all the same
-            self.live.note(f"report.json could not be written: {(error.strerror or str(error)).lower()}")
+            if ending.reason == "folder-deleted":  # made again for the report alone: a verdict has to lie somewhere
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._write_plan(plan, folder, judging)
+            rundir.write_last(folder / protocol.REPORT_FILE, report)
+        except (OSError, UsageError) as error:  # the disk is full by now: the verdict is printed all the same
+            self.live.note(f"report.json could not be written: {(getattr(error, 'strerror', None) or str(error)).lower()}")
         self.live.block("\n" + console.render(run, verdict, folder, str(self.cwd), self.live.style))
         plain_text = console.header(plan, console.Style()) + "\n\n" + console.render(run, verdict, folder, str(self.cwd), console.Style())
         return Result(verdict, report, folder, plain_text)

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     started_ns = folder.report.get("started_ns")
     document = report_json.finished(result, verdict, folder.command, started_ns if isinstance(started_ns, int) else 0, status)
     if status == "recovered" and folder.status != "recovered":
-        _finish(folder.path, document)
+        _finish(folder, result, verdict, document, narrowed=judging != folder.judging)
     style = console.style_for(os.environ, sys.stdout.isatty())
     said = {
         "running": "this run still goes on; what follows is provisional"
@@ -101,11 +101,16 @@ def _still_running(folder: Any) -> bool:
     return start_ticks(who["pid"]) == who.get("start_ticks") != 0
 
 
-def _finish(path: Any, document: dict[str, Any]) -> None:
+def _finish(folder: Any, result: Any, verdict: Any, document: dict[str, Any], *, narrowed: bool) -> None:
+    """Completes the folder of a killed controller. What is stored is the verdict as the run had asked for it, not as this look narrows it."""
     from contextlib import suppress
 
-    from harness import rundir
+    from harness import replay, rundir
     from harness.probe import protocol
+    from harness.report import json as report_json
 
+    if narrowed:
+        result, verdict = replay.recover(folder, folder.judging)
+        document = report_json.finished(result, verdict, folder.command, document["started_ns"], document["status"])
     with suppress(OSError):  # a folder that is only lent to us is read all the same
-        rundir.write_json(path / protocol.REPORT_FILE, document)
+        rundir.write_last(folder.path / protocol.REPORT_FILE, document)

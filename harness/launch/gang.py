@@ -29,6 +29,7 @@ from harness.probe.protocol import LOG_DIR
 MOMENT_S = 1.0  # for helpers that end by themselves once their parent is gone
 GLANCE_S = 5.0
 UNKILLABLE_S = 3.0  # a process that outlives SIGKILL that long sits in the kernel
+FOLDER_DELETED = "folder-deleted"  # why a run was ended whose folder is gone
 SPARED = "resource_tracker"  # removes the shared memory of a killed process at the end of its pipe: killed last
 Tell = Callable[[dict[str, Any]], None]
 
@@ -53,6 +54,7 @@ class Gang:
         self._mapped: set[str] = set()
         self._glanced = self._started
         self.fifo = _open_fifo(self.run_dir)
+        self._fifo_inode = os.fstat(self.fifo).st_ino
         self._partial = b""
 
     # ---- running
@@ -170,9 +172,11 @@ class Gang:
         if self.ended:
             return None
         if self.agent_code is None and self._kill_at is None:
-            return self._glance()
+            return self.stop(FOLDER_DELETED) if self._folder_gone() else self._glance()
         now = time.monotonic()
         members = self._look()
+        if self.reason == "exited" and self._folder_gone():
+            self.stop(FOLDER_DELETED)
         if self.agent_code is not None and not members:
             return self._end([])
         if self._kill_at is not None and now >= self._kill_at:
@@ -180,6 +184,15 @@ class Gang:
         if self._killed_at is not None and now >= self._killed_at + UNKILLABLE_S:
             self._end(members)
         return None
+
+    def _folder_gone(self) -> bool:
+        """Whether the run folder was deleted: ranks can no longer report there, and what they did could not be judged."""
+        try:
+            return (self.run_dir / FIFO).stat().st_ino != self._fifo_inode
+        except FileNotFoundError:
+            return True
+        except OSError:  # a file system that stutters is not a deleted folder
+            return False
 
     def _glance(self) -> None:
         """While all is well: which segments do our processes use? 5 ms a process with torch, so every 5 s only."""

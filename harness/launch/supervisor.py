@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from harness.launch import job as wire
@@ -134,8 +133,10 @@ class Supervisor:
             os.write(1, line.encode())
         if self._gang is None:
             return
+        if not self._gang.run_dir.is_dir():  # deleted: not to be made again by a line of ours
+            return
         with contextlib.suppress(OSError):
-            log = spawn.open_private(Path(self._gang.job.run_dir) / SUPERVISOR_FILE)
+            log = spawn.open_private(self._gang.run_dir / SUPERVISOR_FILE)
             os.write(log, (json.dumps({"t": time.time_ns(), **event}) + "\n").encode())
             os.close(log)
 

@@ -3,7 +3,9 @@ the failing rank tears its group down.
 
 Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause,
 offender (range of the indices in torch's embedding and losses, where one of those raised); `site` is the innermost user frame.
-Event "exit_call": code; sys.exit() with anything but success (argparse ends so).
+Event "exit_call": code, how; sys.exit() with anything but success (argparse ends so), a SystemExit that reached the end of the script,
+os._exit() with any code.
+Event "kill_call": pid, signal; the script sends a signal that ends a process, itself or another one.
 Event "local_rank_argument": option, default; the script declares the argument that the launcher of old passed.
 A process that dies by a signal leaves its python stack in its output, by faulthandler; one that the user has enabled stays as it is.
 """
@@ -27,30 +29,66 @@ MAX_FAILURES = 200
 def record(error: BaseException, tb: TracebackType | None = None, thread: str = "main") -> None:
     """One failure event an exception object; never raises."""
     try:
-        key = (id(error), type(error).__name__, str(error)[:200])
+        key = (id(error), type(error).__name__, _text(error, 200))
         if isinstance(error, (SystemExit, GeneratorExit)) or key in _seen or S.recorder.disabled or len(_seen) >= MAX_FAILURES:
             return
         _seen.add(key)
         frames = traceback.extract_tb(tb or error.__traceback__)
         user = [f for f in reversed(frames) if sites.is_user_file(f.filename)]
         places = [(f.filename, f.lineno or 0, f.name) for f in user[:8]]
+        if isinstance(error, SyntaxError) and error.filename and sites.is_user_file(error.filename):
+            places.insert(0, (error.filename, error.lineno or 0, "<module>"))
         cause = error.__cause__ or error.__context__
         S.recorder.event(
             protocol.FAILURE,
             places[0] if places else None,
             type=type(error).__name__,
-            message=str(error)[:4000],
+            message=_text(error, 4000),
             frames=[sites.as_json(p) for p in places],
-            trace="".join(traceback.format_exception(type(error), error, tb or error.__traceback__))[-6000:],
+            trace=_trace(error, tb or error.__traceback__),
             inner=frames[-1].name if frames else "",
             thread=thread,
             phase=S.recorder._phase.decode(),
             op=S.recorder._op.decode(),
-            cause=repr(cause)[:500] if cause is not None else "",
+            cause=_shown(cause, 500) if cause is not None else "",
             offender=_offender(tb or error.__traceback__) if isinstance(error, (IndexError, RuntimeError)) else None,
         )
     except Exception:
         S.recorder.errors += 1
+
+
+def _text(value: object, limit: int) -> str:
+    """str() of an object of the user's, which may raise."""
+    try:
+        return str(value)[:limit]
+    except Exception as error:
+        return f"<{type(value).__name__} whose str() raised {type(error).__name__}>"
+
+
+def _shown(value: object, limit: int) -> str:
+    try:
+        return repr(value)[:limit]
+    except Exception as error:
+        return f"<{type(value).__name__} whose repr() raised {type(error).__name__}>"
+
+
+def _trace(error: BaseException, tb: TracebackType | None) -> str:
+    """The traceback as Python prints it, without our own frames: only here is it known for sure which those are."""
+    try:
+        whole = traceback.TracebackException(type(error), error, tb)
+        _leave_out_ours(whole, set())
+        return "".join(whole.format())[-6000:]
+    except Exception:  # a str() of the user's that raises
+        return "".join(traceback.format_tb(tb))[-6000:]
+
+
+def _leave_out_ours(whole: traceback.TracebackException | None, seen: set[int]) -> None:
+    if whole is None or id(whole) in seen:
+        return
+    seen.add(id(whole))
+    whole.stack[:] = [frame for frame in whole.stack if not sites.is_ours(frame.filename)]
+    _leave_out_ours(whole.__cause__, seen)
+    _leave_out_ours(whole.__context__, seen)
 
 
 INDEXED = {
@@ -89,6 +127,7 @@ def record_in_flight() -> None:
 def arm() -> None:
     _arm_hooks()
     _arm_exit()
+    _arm_kills()
     _arm_faults()
     from .arm import at_close, on_import
 
@@ -137,12 +176,11 @@ def _arm_arguments(module: Any) -> None:
     add = module._ActionsContainer.add_argument
 
     def add_argument(self: Any, *names: Any, **kwargs: Any) -> Any:
-        option = next((n for n in names if n in ("--local_rank", "--local-rank")), None)
+        option = next((n for n in names if isinstance(n, str) and n in ("--local_rank", "--local-rank")), None)
         if option is not None:
             default = kwargs.get("default")
-            S.recorder.event(
-                "local_rank_argument", sites.here(2), option=option, default=default if isinstance(default, int) else repr(default)[:80]
-            )
+            shown = default if isinstance(default, int) else _shown(default, 80)
+            S.recorder.event("local_rank_argument", sites.here(2), option=option, default=shown)
         return add(self, *names, **kwargs)
 
     add_argument.__doc__ = add.__doc__
@@ -153,8 +191,7 @@ def _arm_exit() -> None:
     leave, raise_exit = os._exit, sys.exit
 
     def exit(status: Any = None, /) -> Any:
-        if status not in (None, 0, False) and not S.recorder.disabled:
-            S.recorder.event("exit_call", sites.here(2), code=status if isinstance(status, int) else str(status)[:500])
+        record_exit(status, sites.here(2), "sys.exit")
         raise_exit(status)
 
     exit.__doc__ = raise_exit.__doc__
@@ -164,12 +201,64 @@ def _arm_exit() -> None:
         from .arm import close
 
         try:
+            if isinstance(status, int):
+                S.recorder.event("exit_call", sites.here(2), code=status, how="os._exit")
             close("os._exit", status)
         finally:
             leave(status)
 
     _exit.__doc__ = leave.__doc__
     os._exit = _exit  # type: ignore[assignment]
+
+
+def record_exit(status: object, site: sites.Site | None, how: str) -> None:
+    """An end that is not a success. What the user exits with may be any object, so it is compared by identity and type only."""
+    if status is None or (isinstance(status, int) and not status) or S.recorder.disabled:
+        return
+    S.recorder.event("exit_call", site, code=status if isinstance(status, int) else _text(status, 500), how=how)
+
+
+def record_system_exit(error: SystemExit) -> None:
+    """A SystemExit that reached the end of the script; one by sys.exit() has told itself already."""
+    try:
+        user = [f for f in traceback.extract_tb(error.__traceback__) if sites.is_user_file(f.filename)]
+        if user:
+            record_exit(error.code, (user[-1].filename, user[-1].lineno or 0, user[-1].name), "SystemExit")
+    except Exception:
+        S.recorder.errors += 1
+
+
+FATAL = {1, 2, 3, 4, 6, 7, 8, 9, 11, 15, 24, 31}  # signals that end a process unless it handles them
+
+
+def _arm_kills() -> None:
+    """Who kills whom from within the script: the kernel does not tell the sender of a SIGKILL."""
+    import signal
+
+    kill, kill_group, raise_signal = os.kill, os.killpg, signal.raise_signal
+
+    def note(pid: Any, number: Any) -> None:
+        if isinstance(pid, int) and isinstance(number, int) and number in FATAL:
+            S.recorder.event("kill_call", sites.here(3), pid=int(pid), signal=int(number))
+
+    def patched_kill(pid: int, sig: int, /) -> None:
+        note(pid, sig)
+        kill(pid, sig)
+
+    def patched_killpg(pgid: int, sig: int, /) -> None:
+        note(pgid, sig)
+        kill_group(pgid, sig)
+
+    def patched_raise(sig: int, /) -> None:
+        note(os.getpid(), sig)
+        raise_signal(sig)
+
+    for name, module, patched, original in (
+        ("kill", os, patched_kill, kill), ("killpg", os, patched_killpg, kill_group), ("raise_signal", signal, patched_raise, raise_signal),
+    ):  # fmt: skip
+        patched.__name__ = patched.__qualname__ = name
+        patched.__doc__, patched.__module__ = original.__doc__, original.__module__
+        setattr(module, name, patched)
 
 
 def _arm_processes(module: Any) -> None:

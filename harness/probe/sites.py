@@ -33,6 +33,11 @@ def is_user_file(name: str) -> bool:
     return not full.startswith(_SYSTEM) and f"{os.sep}site-packages{os.sep}" not in full and f"{os.sep}dist-packages{os.sep}" not in full
 
 
+def is_ours(name: str) -> bool:
+    """Whether a frame's file is the probe's, or a launcher's that runs the script (harness/launch/warm_rank.py)."""
+    return name.startswith((os.path.join(_HERE, ""), "<harness "))
+
+
 def is_user_code(code: CodeType) -> bool:
     known = _is_user.get(id(code))
     if known is None:

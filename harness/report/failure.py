@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from harness.frames import is_ours
 from harness.model import Finding
 from harness.probe import protocol
 from harness.record import Event, Run
@@ -14,7 +15,6 @@ from harness.report.text import clean, one_line
 MAX_LINES = 40
 LAST_LOG_LINES = 12
 ENTRY = re.compile(r'\s*File "([^"]*)", line \d+')
-NOT_THE_USERS = re.compile(r"<frozen runpy>|/harness/(launch|probe)/|_harness_probe")
 
 
 def first_failure(run: Run, findings: Sequence[Finding]) -> tuple[int, Event] | None:
@@ -63,7 +63,7 @@ def traceback_lines(trace: str) -> list[str]:
     for line in clean(trace).splitlines():
         entry = ENTRY.match(line)
         if entry:
-            dropping = bool(NOT_THE_USERS.search(entry[1]))
+            dropping = entry[1] == "<frozen runpy>" or is_ours(entry[1])
         elif not line.startswith("    "):
             dropping = False
         if not dropping and line.strip():

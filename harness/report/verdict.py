@@ -29,6 +29,8 @@ def exit_code(
         return errors.EXIT_NOT_LAUNCHED
     if failed(ending) or any(counts(f, fail_on) for f in findings):
         return errors.EXIT_FINDINGS
+    if ending.reason == "fail-fast" and not any(f.severity is Severity.ERROR for f in findings):
+        return errors.EXIT_NOTHING_CHECKED  # it was cut short for a suspicion that the whole recording does not bear out
     if not any(o.kind is OutcomeKind.RAN and o.code in substantial for o in outcomes):
         return errors.EXIT_NOTHING_CHECKED
     return errors.EXIT_SANE
@@ -41,7 +43,7 @@ def counts(finding: Finding, fail_on: str) -> bool:
 def failed(ending: Ending) -> bool:
     """A rank failed by itself, the launcher did, or the run hung or ran out of time."""
     return (
-        ending.reason in ("hang", "timeout", "scheduler")
+        ending.reason in ("hang", "timeout", "folder-deleted", "scheduler")
         or bool(ending.reason == "exited" and ending.launcher_error)
         or any(e.code != 0 and not e.by_us for e in ending.exits)
     )

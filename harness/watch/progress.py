@@ -126,6 +126,8 @@ class Watch:
 
     def _is_busy(self, page: Page, silent_s: float) -> bool:
         """Uses the CPU. A call that waits for a GPU spins there too: that is no work, but computing outside such a call is."""
+        if page.status.op and page.status.op not in OWN_WAITS | LOCAL_OPS | {"init"}:  # spinning there, or a thread of the script's own, is no progress
+            return False
         used_s = self._pages.host.cpu_s(page.stem) - self._cpu_s.get(page.stem, 0.0)
         return used_s > BUSY_SHARE * silent_s and (not page.status.op or not self._pages.host.holds_gpu(page.stem))
 

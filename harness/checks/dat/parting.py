@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
+from harness.checks.lau import blame
 from harness.model import Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
@@ -168,6 +169,9 @@ def _failed_in(run: Run, one: Pass) -> bool:
 
 def _failed_before_the_others(run: Run, rank: int) -> bool:
     """This rank's own failure came first: it did not leave, it broke."""
+    first = blame.culprit(run)
+    if first is not None and first.rank == rank and first.kind == "exit" and not first.victim:
+        return True  # an exit code of its own, without an exception
     times = {r: rec.of(protocol.FAILURE)[0].t_ns for r, rec in enumerate(run.ranks) if rec is not None and rec.of(protocol.FAILURE)}
     return rank in times and times[rank] == min(times.values())
 

@@ -24,12 +24,12 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check
 from harness.checks.hng import waits
 from harness.checks.lau import blame
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 
@@ -61,8 +61,14 @@ class DeadPeer(Check):
         first = left[0]
         yield self.finding(
             f"{blame.plural([w.rank for w in gone])} had ended while {waits.describe(left)}",
-            where=first.where,
+            where=_left_at(run, gone) or first.where,
             ranks=[w.rank for w in gone],
             notes=waits.notes(found),
             help="let every rank take part until the last collective: same number of steps, no early return before it",
         )
+
+
+def _left_at(run: Run, gone: Sequence[waits.Wait]) -> Where | None:
+    """The os._exit() by which one of them left; a rank that came to the end of its script has no such line."""
+    calls = [e for w in gone if (r := run.ranks[w.rank]) is not None for e in r.of("exit_call") if e["how"] == "os._exit"]
+    return next((e.where for e in calls if e.where is not None), None)

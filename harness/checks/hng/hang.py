@@ -38,11 +38,12 @@ class Hang(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         found = waits.require_hang(run)
         alone = [w for w in found if not w.peers and w.op != "ended"]
-        first = alone[0] if alone and len(alone) < len(found) else waits.odd_one_out([w for w in found if w.op != "ended"])
+        apart = alone if 0 < len(alone) < len(found) else []  # they do something of their own, the others wait for them
+        first = apart[0] if apart else waits.odd_one_out([w for w in found if w.op != "ended"])
         yield self.finding(
             f"the run stands still: {waits.describe(found)}",
             where=first.where,
-            ranks=[w.rank for w in found],
+            ranks=[w.rank for w in apart or found],
             notes=waits.notes(found),
             help="look at this line: every rank has to reach the same collectives in the same order",
         )

@@ -3,12 +3,12 @@ last collective."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.checks.base import NotApplicable
 from harness.checks.lau import blame
+from harness.frames import is_users
 from harness.model import RankStacks, Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
@@ -17,7 +17,6 @@ MOVES = (
     "coll", "pg", "pg_destroy", "wrapping", "wrap", "loader", "pass", "accumulation", "process_start", "process_join", protocol.FAILURE,
 )  # fmt: skip
 LOCAL = ("", "data")  # what a rank does alone
-NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|_harness_probe|/harness/(probe|launch)/")
 WAITING_FUNCTIONS = {
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
     "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
@@ -199,13 +198,13 @@ def _frames(event: Event) -> list[Where]:
     threads = event["threads"]
     raw = event["stack"] if event.kind == "stall" else threads.get("MainThread") if isinstance(threads, dict) else None
     found = [where_of(frame) for frame in raw] if isinstance(raw, list) else []
-    return [w for w in found if w is not None and not NOT_THE_USERS.search(w.file)]
+    return [w for w in found if w is not None and is_users(w.file)]
 
 
 def _of_stacks(stacks: RankStacks) -> tuple[str, Where | None]:
     frames = list(stacks.threads.get("MainThread", ()))[::-1]  # innermost first
     op = next((NAMES.get(f.function, f.function) for f in frames if f.function in WAITING_FUNCTIONS), "")
-    return op, next((f for f in frames if not NOT_THE_USERS.search(f.file)), None)
+    return op, next((f for f in frames if is_users(f.file)), None)
 
 
 def describe(found: Sequence[Wait]) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from harness.frames import is_users
 from harness.model import RankExit, Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run
@@ -28,7 +29,6 @@ PEER_GONE = re.compile(
 PASSED_ON = ("ProcessRaisedException", "ProcessExitedException")  # torch.multiprocessing.spawn in the parent
 WORKER = re.compile(r"^Caught \w+ in (\w+ worker process \d+)\.")
 INNER_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)$', re.MULTILINE)
-NOT_THE_USERS = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|/harness/(probe|launch)/|_harness_probe|^<")
 SIGNAL_EXITS = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
@@ -49,7 +49,7 @@ class Fall:
         if self.event is None:
             return None
         text = str(self.event["message"] or "")
-        inner = [f for f in INNER_FRAME.findall(text) if not NOT_THE_USERS.search(f[0])] if WORKER.match(text) else []
+        inner = [f for f in INNER_FRAME.findall(text) if is_users(f[0])] if WORKER.match(text) else []
         return Where(inner[-1][0], int(inner[-1][1]), inner[-1][2], inner[-1][3].strip()) if inner else self.event.where
 
     @property
@@ -109,19 +109,39 @@ def falls(run: Run) -> list[Fall]:
         if ended.code < 0:
             victim = bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-8000:])) or (known is not None and known.victim)
             if known is None or known.victim:
-                found[ended.rank] = Fall(
-                    ended.rank, ended.time_ns, "signal", victim or ended.code == -signal.SIGTERM, known.event if known else None, ended
-                )
+                found[ended.rank] = Fall(ended.rank, ended.time_ns, "signal", victim, known.event if known else None, ended)
         else:
             victim = ended.code in SIGNAL_EXITS or bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-4000:]))
             found[ended.rank] = Fall(ended.rank, ended.time_ns, "exit", victim, None, ended)
-    return sorted(found.values(), key=lambda f: f.t_ns)
+    return _without_terminated(sorted(found.values(), key=lambda f: f.t_ns))
+
+
+def _without_terminated(ordered: list[Fall]) -> list[Fall]:
+    """A rank that SIGTERM ended fell with the others; where nobody fell for a reason of its own, somebody sent it to the first."""
+    terminated = [f for f in ordered if f.kind == "signal" and f.exit is not None and f.exit.code == -signal.SIGTERM]
+    alone = all(f.victim or f in terminated for f in ordered)
+    return [replace(f, victim=True) if f in terminated and not (alone and f is terminated[0]) else f for f in ordered]
 
 
 def culprit(run: Run) -> Fall | None:
     """The earliest that is no victim; else the earliest victim; None where nobody fell."""
     all_falls = falls(run)
     return next((f for f in all_falls if not f.victim), all_falls[0] if all_falls else None)
+
+
+def sender(run: Run, ended: RankExit) -> tuple[int, Event] | None:
+    """(rank, call) of the os.kill() in the script that sent the signal by which a rank ended; None where it came from elsewhere."""
+    for process in run.processes:
+        for call in reversed(process.of("kill_call")):
+            if call["signal"] == -ended.code and call["pid"] in (ended.pid, 0) and call.t_ns <= ended.time_ns:
+                return max(process.rank, process.env_rank, 0), call
+    return None
+
+
+def ends_with(call: Event, code: int) -> bool:
+    """Whether this exit call gives this exit code: a text gives 1, a number its low byte."""
+    status = call["code"]
+    return code == (status & 0xFF) if isinstance(status, int) else code == 1
 
 
 def fell_alone(run: Run) -> bool:
@@ -134,6 +154,8 @@ def fell_alone(run: Run) -> bool:
         return False
     if first.event is not None:
         return not first.event["op"]
+    if first.kind == "exit":
+        return True
     return run.ending.reason != "hang" and first.exit is not None and first.exit.code < 0 and first.exit.code != -signal.SIGABRT
 
 

@@ -17,7 +17,8 @@ Right
     dist.all_reduce(grad)
 
 Known limits
-    Who sent a SIGKILL is not recorded by Linux; where the kernel counted an out-of-memory kill, LAU103 says so.
+    Who sent a SIGKILL is not recorded by Linux, so it is known only where the script itself did (os.kill in a rank); where the kernel
+    counted an out-of-memory kill, LAU103 says so.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import blame, oom
+from harness.frames import is_users
 from harness.model import Finding, Severity, Where
 from harness.record import Run
 
@@ -47,7 +49,7 @@ def dying_frame(log: str) -> Where | None:
     blocks.sort(key=lambda block: "Current thread" not in block)
     for block in blocks:
         for file, line, function in FRAME.findall(block):
-            if not blame.NOT_THE_USERS.search(file):
+            if is_users(file):
                 return Where(file, int(line), function)
     return None
 
@@ -70,13 +72,16 @@ class KilledBySignal(Check):
         log = run.logs.get(fall.rank, "")
         said = SAID.findall(log[-8000:])
         notes = [*(f"it said: {said[-1][0].strip()[:300]}" for _ in said[:1]), *blame.others(run, fall)]
-        if number == signal.SIGKILL:
+        sent = blame.sender(run, fall.exit)
+        if sent is not None:
+            notes.append(f"rank {sent[0]} sent it itself" if sent[0] == fall.rank else f"rank {sent[0]} sent it")
+        elif number == signal.SIGKILL:
             notes.append(
                 "the kernel counted no out-of-memory kill while it ran" if oom.watched(run) else "whether memory ran out is not known"
             )
         yield self.finding(
             f"rank {fall.rank} was killed by {name}",
-            where=dying_frame(log) or fall.where,
+            where=(sent[1].where if sent is not None else None) or dying_frame(log) or fall.where,
             ranks=[fall.rank],
             notes=notes,
             help=self._help(number),

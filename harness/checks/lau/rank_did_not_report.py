@@ -25,7 +25,7 @@ from harness.checks.lau import blame
 from harness.model import Finding, Severity
 from harness.record import Run
 
-STOPPED = ("interrupted", "launch-failed", "running", "fail-fast")
+STOPPED = ("interrupted", "launch-failed", "running", "fail-fast", "folder-deleted")
 
 
 class RankDidNotReport(Check):

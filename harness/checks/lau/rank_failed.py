@@ -63,8 +63,9 @@ class RankFailed(Check):
 
     def _exit_site(self, run: Run, fall: blame.Fall) -> Where | None:
         recording = run.ranks[fall.rank] if 0 <= fall.rank < len(run.ranks) else None
-        calls = recording.of("exit_call") if recording is not None else []
-        return calls[-1].where if calls else None
+        code = fall.exit.code if fall.exit is not None else 1
+        calls = [e for e in (recording.of("exit_call") if recording is not None else []) if blame.ends_with(e, code)]
+        return next((e.where for e in calls[::-1] if e.where is not None), None)
 
     def _help(self, fall: blame.Fall) -> str:
         if OUT_OF_MEMORY.search(fall.headline):

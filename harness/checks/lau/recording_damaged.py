@@ -2,7 +2,7 @@
 
 What it does
     Counts the lines of a recording that are no events, and the step rows that are missing against the process's own last count. A torn
-    last line is legal: a killed rank leaves one.
+    last line is legal: a killed rank leaves one. A run folder that is deleted in mid-run ends the run, and is told here.
 
 Why it is bad
     A check that reads half a recording may call a faulty run sane.
@@ -34,6 +34,12 @@ class RecordingDamaged(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         if run.live:
+            return
+        if run.ending.reason == "folder-deleted":
+            yield self.finding(
+                "the run folder was deleted while the run went on, so the run was ended: nothing of it can be judged",
+                help="keep the run folder until the run has ended; --out names another place",
+            )
             return
         damaged = [r for r in run.processes if r.damage]
         if damaged:

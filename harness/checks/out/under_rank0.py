@@ -22,9 +22,10 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.hng import waits
 from harness.checks.lau import blame
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
@@ -46,7 +47,7 @@ class CollectiveUnderRank0(Check):
         if run.ending.reason != "hang" and not any(e.code and not e.by_us for e in run.ending.exits):
             return  # a lone collective in a run that ended well is SYN122
         found = pairing.lone(run, pairs)
-        if found is not None and not blame.fell_alone(run):
+        if found is not None and not blame.fell_alone(run) and not _held_up(run, found.missing):
             some, rest = ", ".join(map(str, found.ranks)), ", ".join(map(str, found.missing))
             yield self.finding(
                 f"{found.event['op']} is called on ranks {some} only; ranks {rest} never come to this statement",
@@ -55,3 +56,11 @@ class CollectiveUnderRank0(Check):
                 notes=[f"collective {found.n} there"],
                 help="call the collective on every rank: move it out of the rank-dependent branch",
             )
+
+
+def _held_up(run: Run, missing: Sequence[int]) -> bool:
+    """Whether a missing rank never got to choose: it stands still in code of its own, or was ended by os._exit()."""
+    if run.ending.reason == "hang" and any(w.rank in missing and not w.peers and w.op != "ended" and w.where for w in waits.waits(run)):
+        return True
+    recordings = [run.ranks[rank] for rank in missing if rank < len(run.ranks)]
+    return any(r is not None and any(e["how"] == "os._exit" for e in r.of("exit_call")) for r in recordings)
