@@ -14,7 +14,7 @@ from harness.errors import UsageError
 from harness.launch.slurm import job_of
 from harness.launch.slurm_follow import Follower, ending_of
 from harness.launch.slurm_layout import num_agents
-from harness.model import Ending, Finding, Plan, RankExit, Scheduler, Verdict
+from harness.model import Ending, Finding, Plan, RankExit, Scheduler, Severity, Verdict
 from harness.probe import protocol
 from harness.record import Run, assemble, load_recordings
 from harness.report import figures
@@ -194,6 +194,15 @@ def _told_ending(folder: Folder, alive: bool) -> Ending:
     if alive:
         return Ending(reason="running", scheduler=scheduler)
     return replace(ending_of(Follower(folder.path, number).poll(), 0.0), scheduler=scheduler)
+
+
+def hang_findings(folder: Path, plan: Plan, judging: Judging, ending: Ending, cores: int) -> Sequence[Finding]:
+    """What a run that stands still shows right now; errors only, as the rest of it is still to come."""
+    try:
+        findings = judge(read_run(folder, plan, ending, cores), judging).findings
+    except OSError:
+        return ()
+    return [f for f in findings if f.severity is Severity.ERROR]
 
 
 def recover(folder: Folder, judging: Judging, *, alive: bool = False) -> tuple[Run, Verdict]:

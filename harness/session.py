@@ -6,8 +6,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -114,6 +114,7 @@ class Prepared:
     started_ns: int
     reference: Plan | None = None
     fail_fast: bool = False
+    on_hang: str = "kill"
 
 
 def _batched(plan: Plan) -> bool:
@@ -134,6 +135,7 @@ class Session:
     cores: int = field(default_factory=replay.num_cores)
     slurm: Submitting | None = None
     detach: bool = False
+    while_loading: Callable[[], None] | None = None  # once, while the first run loads torch and we would only wait
 
     def run(self, jobs: Sequence[tuple[Job, Judging]]) -> list[Result]:
         """All jobs, until the user interrupts. The report of each is complete before the next begins; Slurm gets all of its at once."""
@@ -182,11 +184,11 @@ class Session:
             raise UsageError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}; name another folder with --out") from None
         if job.reference is not None and plan.launcher == "slurm":  # made by the job itself, in the same allocation
             self._write_plan(job.reference, rundir.create_reference(folder), judging)
-        return Prepared(plan, folder, judging, argv, started_ns, job.reference, job.settings["fail_fast"])
+        return Prepared(plan, folder, judging, argv, started_ns, job.reference, job.settings["fail_fast"], job.settings["on_hang"])
 
     def _carry(self, run: Prepared) -> Result:
         self.live.begin(run.plan)
-        ending = self.supervise(run.plan, run.folder, run.judging, fail_fast=run.fail_fast)
+        ending = self.supervise(run.plan, run.folder, run.judging, fail_fast=run.fail_fast, on_hang=run.on_hang)
         if ending.reason == DETACHED:
             return self._leave(run, ending)
         if run.reference is not None and ending.reason == "exited" and all(e.code == 0 for e in ending.exits) and ending.started:
@@ -244,7 +246,9 @@ class Session:
 
     # ---- one run, from its start to its ending
 
-    def supervise(self, plan: Plan, folder: Path, judging: Judging, *, fail_fast: bool = False, quiet: bool = False) -> Ending:
+    def supervise(
+        self, plan: Plan, folder: Path, judging: Judging, *, fail_fast: bool = False, quiet: bool = False, on_hang: str = "kill"
+    ) -> Ending:
         """Launch, then look every 0.1 s until nothing of the run is left."""
         begun = time.monotonic()
         try:
@@ -252,7 +256,7 @@ class Session:
             handle = launching.run(plan, folder)
         except OSError as error:
             return Ending(reason="launch-failed", started=False, launcher_error=str(error))
-        look = Look(self, plan, folder, judging, fail_fast=fail_fast, quiet=quiet, begun=begun)
+        look = Look(self, plan, folder, judging, fail_fast=fail_fast, quiet=quiet, on_hang=on_hang, begun=begun)
         if launching is self.slurm:
             look.queue = Queue(cast(Queued, handle), plan, folder, self.live, detach=self.detach, quiet=quiet)
         while True:
@@ -272,8 +276,10 @@ class Session:
 class Look:
     """The watch over one run: what it printed, how far it is, whether there is a reason to end it."""
 
-    def __init__(self, session: Session, plan: Plan, folder: Path, judging: Judging, *, fail_fast: bool, quiet: bool, begun: float) -> None:
-        self.session, self.plan, self.folder, self.judging = session, plan, folder, judging
+    def __init__(
+        self, session: Session, plan: Plan, folder: Path, judging: Judging, *, fail_fast: bool, quiet: bool, on_hang: str, begun: float
+    ) -> None:
+        self.session, self.plan, self.folder, self.judging, self.on_hang = session, plan, folder, judging, on_hang
         self.fail_fast, self.quiet, self.begun = fail_fast, quiet, begun
         self.foreground = plan.launcher == "inline"  # the script has the terminal itself
         self.reason: str | None = None
@@ -287,6 +293,7 @@ class Look:
         self._hang_after_s = 0.0
         self._stacks: tuple[RankStacks, ...] = ()
         self._fallback_said = False
+        self._dumped = False
 
     def script_output(self, final: bool) -> None:
         if not self.quiet and not self.foreground:
@@ -356,13 +363,27 @@ class Look:
 
     def _look_at_progress(self, now: float) -> None:
         silent_s = self._watch.silent_s()
-        if silent_s > 0:
+        if silent_s > 0 and self.on_hang == "kill":
             self._hang_after_s = silent_s
             self._stacks = self._ask_for_stacks()
             self.reason = "hang"
+        elif silent_s > 0 and not self._dumped:
+            self._dump(silent_s)
         elif not self.foreground:
+            self._dumped = self._dumped and silent_s > 0  # it moved again: the next standstill is another one
             name = "reference: " if self.quiet else ""
             self.session.live.progress(name + self._watch.line(), now - self.begun)
+
+    def _dump(self, silent_s: float) -> None:
+        """Tells who waits where, and lets the run go on: `--on-hang dump`."""
+        self._dumped = True
+        stacks = self._ask_for_stacks()
+        ending = Ending(reason="hang", hang_after_s=silent_s, stacks=stacks)
+        with suppress(OSError):
+            rundir.write_json(self.folder / f"hang-{time.strftime('%H%M%S')}.json", report_json.plain(ending))
+        self.session.live.note(f"nothing has moved for {silent_s:.0f} s; the run goes on (--on-hang dump), its stacks are in the run folder")
+        for finding in replay.hang_findings(self.folder, self.plan, self.judging, ending, self.session.cores):
+            self.session.live.block("\n".join(console.finding_lines(finding, self.session.live.style, self.session.live.cwd)))
 
     def _ask_for_stacks(self) -> tuple[RankStacks, ...]:
         try:
@@ -373,7 +394,8 @@ class Look:
     def _look_for_suspects(self) -> None:
         if self._launched_at is None:  # nothing is recorded yet
             replay.substantial_codes()  # imports the checks, 0.5 s, while the servers import torch
-            return None
+            call, self.session.while_loading = self.session.while_loading, None
+            return call() if call is not None else None
         before_s = time.process_time()  # not wall time: on a busy machine the ranks would decide how rarely we look
         try:
             found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores, self.queue.attempt if self.queue else 0)

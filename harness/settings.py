@@ -174,6 +174,7 @@ SETTINGS = (
     Setting(
         "hang_timeout_s", None, seconds, "--hang-timeout", "silence after which it counts as hung; unset: follows the run's own pace", True
     ),
+    Setting("on_hang", "kill", one_of("kill", "dump"), "--on-hang", "kill a run that hangs, or dump its stacks and let it go on", True),
     Setting("grace_s", 5.0, seconds, "--grace", "time between TERM and KILL when a run is ended", True),
     Setting("memory_budget", None, memory_size, "--memory-budget", "peak memory a rank may use", True),
     Setting("out", None, path_text, "--out", "folder of this run; unset: .harness/<stamp>-<name>"),

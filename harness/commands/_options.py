@@ -22,6 +22,7 @@ SETTING_FLAGS: dict[str, tuple[tuple[str, ...], str | None, str]] = {
     "backend": (("--backend",), "NAME", "auto (default), gloo or nccl; reaches the script as its header says"),
     "timeout_s": (("--timeout",), "SECONDS", "wall time after which the run is ended, such as 90 or 5m (default: 600)"),
     "hang_timeout_s": (("--hang-timeout",), "SECONDS", "silence after which the run counts as hung (default: by its own pace)"),
+    "on_hang": (("--on-hang",), "ACTION", "kill (default), or dump: show who waits where, and let the run go on"),
     "grace_s": (("--grace",), "SECONDS", "time between TERM and KILL when a run is ended (default: 5)"),
     "memory_budget": (("--memory-budget",), "SIZE", "peak memory a rank may use, such as 2GiB"),
     "out": (("--out",), "DIR", "folder of this run (default: .harness/<stamp>-<name>)"),

@@ -108,6 +108,7 @@ def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], det
     local = driver.Supervisor()
     queue = SlurmLauncher(local) if any(job.plan.launcher == "slurm" for job, _ in jobs) else None
     session = Session(screen, local, driver.command, View, cwd, slurm=queue, detach=detach)
+    session.while_loading = lambda: _look_around(screen, jobs)
     results = session.run(jobs)
     code = first_by_precedence([*(r.verdict.exit_code for r in results), *([session.interrupts.code] if session.interrupts.code else [])])
     if len(results) > 1:
@@ -135,6 +136,16 @@ def follow_run(folder: Any, wanted: list[Target], cwd: Path, *, cancel: bool) ->
     result = session.attach(folder)
     _emit_files([result], wanted, result.verdict.exit_code, cwd)
     return int(result.verdict.exit_code)
+
+
+def _look_around(screen: Any, jobs: list[Any]) -> None:
+    """The lines of `harness doctor` that cost next to nothing; what is well is not said."""
+    from harness.doctor.line import OK, Host, examine
+
+    plan = max((job.plan for job, _ in jobs), key=lambda plan: plan.nproc)
+    for line in examine(Host(plan.nproc, plan.nodes), quick_only=True):
+        if line.level != OK:
+            screen.note(f"{line.name}: {line.says}" + (f"; {line.fix}" if line.fix else "") + " (harness doctor tells more)")
 
 
 def _emit_files(results: list[Any], wanted: list[Target], code: int, cwd: Path) -> None:

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from harness import replay, rundir
+    from harness.commands._alive import still_running
     from harness.commands._output import as_json, emit, targets
     from harness.report import console, junit
     from harness.report import json as report_json
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = targets(args.format, "report")
     folder = replay.open_folder(rundir.locate(args.run, cwd))
     judging = _judging(folder.judging, args)
-    alive = _still_running(folder)
+    alive = still_running(folder)
     result, verdict = replay.recover(folder, judging, alive=alive)
     status = folder.status if folder.status not in ("", "running", "detached") else "running" if alive else "recovered"
     started_ns = folder.report.get("started_ns")
@@ -87,18 +88,6 @@ def _judging(recorded: Any, args: argparse.Namespace) -> Any:
     if args.fail_on is not None:
         changes["fail_on"] = parse_value(BY_KEY["fail_on"], args.fail_on, "--fail-on")
     return replace(recorded, **changes)
-
-
-def _still_running(folder: Any) -> bool:
-    from harness import replay
-    from harness.session import start_ticks
-
-    if folder.status in ("running", "detached") and folder.plan.launcher == "slurm":
-        return not replay.all_told(folder)  # the job goes on without a controller; what became of it, harness attach finds out
-    who = folder.report.get("controller")
-    if folder.status != "running" or not isinstance(who, dict) or not isinstance(who.get("pid"), int):
-        return False
-    return start_ticks(who["pid"]) == who.get("start_ticks") != 0
 
 
 def _finish(folder: Any, result: Any, verdict: Any, document: dict[str, Any], *, narrowed: bool) -> None:

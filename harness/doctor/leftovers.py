@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -43,19 +44,21 @@ def ranks_without_owner(host: Host) -> Iterator[tuple[int, str]]:
     for entry in os.scandir(host.proc):
         if not entry.name.isdigit():
             continue
-        try:
+        pid = int(entry.name)
+        with contextlib.suppress(OSError, IndexError, ValueError):
             if entry.stat().st_uid != os.getuid():
                 continue
-            stat = (Path(entry.path) / "stat").read_bytes().rpartition(b")")[2].split()
-            if stat[0] in (b"Z", b"X"):
-                continue
-            table[int(entry.name)] = int(stat[1])
-            environ = (Path(entry.path) / "environ").read_bytes()
+            state, parent = _bytes(f"{entry.path}/stat").rpartition(b")")[2].split()[:2]
+            environ = _bytes(f"{entry.path}/environ") if state not in (b"Z", b"X") else b""
+            table[pid] = int(parent)
             if (environ.startswith(MARK) or b"\0" + MARK in environ) and not _is_server(environ):
-                marked[int(entry.name)] = (Path(entry.path) / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]
-        except (OSError, IndexError, ValueError):
-            continue
+                marked[pid] = _bytes(f"{entry.path}/cmdline").replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]
     yield from ((pid, command) for pid, command in sorted(marked.items()) if _orphaned(pid, table, marked))
+
+
+def _bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _is_server(environ: bytes) -> bool:

@@ -43,6 +43,7 @@ class Gang:
         self.agent_code: int | None = None
         self.ended = False
         self.reason = "exited"
+        self._cold = False  # the real torchrun has taken the place of warm servers
         self._error = ""
         self._started = time.monotonic()
         self._segments = shm.segments()
@@ -79,6 +80,7 @@ class Gang:
     def fall_back(self, reason: str) -> None:
         """The servers cannot serve this script: the real torchrun takes over, and that is said."""
         self._fallback(reason)
+        self._cold = True
         assert self.job.command.fallback is not None
         self.start(self.job.command.fallback)
 
@@ -148,11 +150,20 @@ class Gang:
             self.agent_code = code
             self._tell({"ev": "agent", "pid": pid, "code": code})
             self.on_fifo()
-            return self._settle()
+            return self._start_cold() if self._never_served(code) else self._settle()
         for state in self.account.ranks.values():
             if state.pid == pid and state.code is None:  # its shim died: nobody else can tell
                 self._on_exit({"rank": state.rank, "code": code, "time_ns": time.time_ns(), "passed": []})
         return None
+
+    def _never_served(self, code: int) -> bool:
+        """The servers were there a moment ago, but no rank came of it."""
+        return bool(code) and self.job.command.fallback is not None and not self.account.ranks and self.reason == "exited" and not self._cold
+
+    def _start_cold(self) -> None:
+        said = _tail(self.run_dir / LOG_DIR / AGENT_LOG, 1)
+        self.agent = self.agent_code = None
+        self.fall_back(f"they did not answer{': ' + said[0].strip()[:200] if said else ''}")
 
     # ---- ending
 

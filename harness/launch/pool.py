@@ -40,6 +40,7 @@ class Server:
 
     control: int
     ready: int
+    socket: Path
     pid: int = 0
     asked: set[str] = field(default_factory=set)
     modules: set[str] = field(default_factory=set)
@@ -65,6 +66,7 @@ class Pool:
         self._sets: list[Set] = []  # the last used one last
         self._since = 0.0
         self._count = 0
+        self._again = True  # whether vanished servers may be started once more for this run
 
     @property
     def folder(self) -> str:
@@ -78,8 +80,12 @@ class Pool:
         return [server for each in self._sets for server in each.servers] + ([self._agent] if self._agent else [])
 
     def prepare(self, warmth: Warmth) -> None:
-        """Starts what is missing. Servers with a problem, or of another interpreter, are replaced."""
-        if warmth.python != self._python or any(server.problem for server in self._all()):
+        """Starts what is missing. Servers with a problem, that vanished, or of another interpreter, are replaced."""
+        self._again = True
+        self._prepare(warmth)
+
+    def _prepare(self, warmth: Warmth) -> None:
+        if warmth.python != self._python or any(server.problem for server in self._all()) or self._vanished():
             self.close()
         if not self._all():
             self._python, self._folder = warmth.python, _private_folder()
@@ -89,6 +95,11 @@ class Pool:
             self._start(chosen)
         for server in chosen.servers[: warmth.count]:
             self._ask(server, warmth.preload)
+
+    def _vanished(self) -> bool:
+        """Whether a server that has answered is gone, or its socket: somebody clears /tmp, or kills what he does not know."""
+        ready = [server for server in self._all() if server.pid and not server.waiting]
+        return any(not server.socket.is_socket() or not _lives(server.pid) for server in ready)
 
     def _choose(self, env: Mapping[str, str]) -> Set:
         chosen = next((each for each in self._sets if each.env == env), None)
@@ -110,6 +121,12 @@ class Pool:
             return problem
         if any(server.waiting for server in needed):
             return None if time.monotonic() < self._since + LOADING_S else f"warm servers took more than {LOADING_S:.0f} s to import"
+        if self._vanished():
+            if not self._again:
+                return "the warm servers vanish as soon as they are started"
+            self._again = False
+            self._prepare(warmth)
+            return None
         return shadowed(warmth.folder, needed[0].modules)
 
     # ---- ending
@@ -168,7 +185,7 @@ class Pool:
         """A server's pipes: its record, its arguments, and the ends that it inherits."""
         control_read, control = os.pipe()
         ready, ready_write = os.pipe()
-        server = Server(control, ready)
+        server = Server(control, ready, socket_path)
         self._watch(ready, lambda: self._on_ready(server))
         return server, [str(socket_path), str(control_read), str(ready_write)], [control_read, ready_write]
 
@@ -222,6 +239,11 @@ def shadowed(folder: str, modules: set[str]) -> str:
             if name in modules and name != "__main__" and (entry.endswith(".py") or Path(folder, entry, "__init__.py").exists()):
                 return f"{entry} beside the script bears the name of a module that torch uses"
     return ""
+
+
+def _lives(pid: int) -> bool:
+    process = proctable.read(pid)
+    return process is not None and process.alive
 
 
 def _reap() -> None:

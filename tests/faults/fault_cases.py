@@ -102,7 +102,12 @@ DEATHS = (
     Case("sigkill_from_outside", "step", WAIT, ("LAU102",), outside="kill rank"),
     Case("sigterm_from_outside", "step", WAIT, ("LAU102",), outside="terminate rank"),
     Case("segmentation_fault", "step", "ctypes.string_at(0)  # culprit", ("LAU102",), sample=True),
-    Case("segmentation_fault_in_thread", "step", "def crash():\n    ctypes.string_at(0)  # culprit\nthreading.Thread(target=crash).start()\ntime.sleep(60)", ("LAU102",)),
+    Case(
+        "segmentation_fault_in_thread",
+        "step",
+        "def crash():\n    ctypes.string_at(0)  # culprit\nthreading.Thread(target=crash).start()\ntime.sleep(60)",
+        ("LAU102",),
+    ),
     Case("abort", "step", "os.abort()  # culprit", ("LAU102",)),
     Case("abort_in_teardown", "teardown", "os.abort()  # culprit", ("LAU102",)),
     Case(
@@ -124,7 +129,8 @@ DEATHS = (
     Case(
         "loader_worker_killed",
         "step",
-        "class Data(Dataset):\n    def __len__(self): return 64\n    def __getitem__(self, i):\n        if i == 9: os.kill(os.getpid(), signal.SIGKILL)\n        return torch.ones(1)\n"
+        "class Data(Dataset):\n    def __len__(self): return 64\n"
+        "    def __getitem__(self, i):\n        if i == 9: os.kill(os.getpid(), signal.SIGKILL)\n        return torch.ones(1)\n"
         "for batch in DataLoader(Data(), batch_size=4, num_workers=1): pass  # culprit",
         ("LAU101",),
     ),
@@ -173,11 +179,22 @@ DEATHS = (
     ),
 )
 
-UNEVEN = TEMPLATE.replace("for step in range(6):", "here()\nfor step in iter(range(5 - RANK)):  # culprit")
+UNEVEN = TEMPLATE.replace("for step in range(6):", "here()\nfor step in iter(range(5 - RANK)):  # culprit").replace(
+    "    # @evaluation\n    dist.all_reduce(total)\n", ""
+)
 WORKER = (
     "lock = threading.Lock()\nlock.acquire()\nclass Data(Dataset):\n    def __len__(self): return 64\n"
     "    def __getitem__(self, i):\n        with lock: return torch.ones(1)\nfor batch in DataLoader(Data(), batch_size=4, num_workers=1): pass  # culprit"
 )
+DESTROY = TEMPLATE.split("torch.manual_seed")[0] + """
+tensor = torch.ones(1)
+dist.all_reduce(tensor)
+here()
+if RANK == 1:
+    PEER
+work = dist.all_reduce(tensor, async_op=True)
+dist.destroy_process_group()
+"""
 HANGS = (
     hang("collective_under_one_rank", "step", "dist.barrier()  # culprit", ("OUT101", "HNG103"), sample=True),
     hang("uneven_inputs", "", UNEVEN, ("DAT111",)),
@@ -202,23 +219,18 @@ HANGS = (
     hang(
         "fork_after_threads",
         "step",
-        "import multiprocessing\ntorch.set_num_threads(2)\ntorch.randn(512, 512) @ torch.randn(512, 512)  # culprit\n"
+        "import multiprocessing\ntorch.set_num_threads(2)  # culprit\ntorch.randn(512, 512) @ torch.randn(512, 512)\n"
         "child = multiprocessing.get_context('fork').Process(target=lambda: torch.randn(512, 512) @ torch.randn(512, 512))\nchild.start()\nchild.join()",
         ("SHM102", "HNG105"),
         bound_s=9 * HANG_S + 8.0,
     ),
-    hang("missing_peer_at_start", "rendezvous", "time.sleep(600)  # culprit", ("HNG104",), bound_s=3 * HANG_S + 8.0),
+    hang("missing_peer_at_start", "rendezvous", "time.sleep(600)", ("HNG104",), says="rank 1", bound_s=3 * HANG_S + 8.0),
     hang("stuck_in_python_code", "step", "threading.Event().wait()  # culprit", ("HNG101",), bound_s=3 * HANG_S + 8.0),
     hang("stuck_in_evaluation", "evaluation", "threading.Event().wait()  # culprit", ("HNG101",), bound_s=3 * HANG_S + 8.0),
+    hang("stuck_in_destroy", "", DESTROY.replace("PEER", "threading.Event().wait()  # culprit"), ("HNG101",), bound_s=3 * HANG_S + 8.0),
+    hang("recv_that_nobody_sends", "step", "dist.recv(torch.ones(1), src=0)  # culprit", ("HNG103", "HNG101", "OUT101"), ranks=(0, 1)),
     hang(
-        "stuck_in_destroy_after_a_peer_exited",
-        "teardown",
-        "if RANK: os._exit(0)\nwork = dist.irecv(torch.ones(1), src=1)\ndist.destroy_process_group()  # culprit\ntime.sleep(600)",
-        ("HNG106", "LAU101"),
-        guard=BOTH,
-        ranks=(0, 1),
+        "slow_rank_that_is_not_stuck", "step", "until = time.monotonic() + 6\nwhile time.monotonic() < until: pass", (), exit_code=0, reason="exited", bound_s=30.0
     ),
-    hang("recv_that_nobody_sends", "step", "dist.recv(torch.ones(1), src=0)  # culprit", ("HNG103", "HNG101", "OUT101")),
-    hang("slow_rank_that_is_not_stuck", "step", "time.sleep(5)", (), exit_code=0, reason="exited", hang_timeout_s=4.0, bound_s=30.0),
 )
 CASES = (*DEATHS, *HANGS)

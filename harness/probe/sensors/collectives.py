@@ -189,10 +189,11 @@ def _destroy(original: Any) -> Any:
         failures.record_in_flight()
         S.recorder.event("pg_destroy", sites.here(2))
         S.recorder.enter("destroy", sites.here(2))
+        group = args[0] if args else kwargs.get("group")
+        if group is None or group is S.group:
+            S.group = None  # before the call: the last reference waits for what is still under way, and that wait has to be seen as this call's
         result = original(*args, **kwargs)
         S.recorder.leave()
-        if not args and not kwargs:
-            S.group = None
         return result
 
     return destroy_process_group
