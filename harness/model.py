@@ -99,6 +99,7 @@ class Slurm:
     ranks: str = "agent"  # agent: torchrun's agent a node; task: one rank a Slurm task, without an agent
     gpus: str = "node"  # which GPUs a task sees: all that the job has on its node, or one of its own
     cpus_per_rank: int = 1
+    parallel: int = 0  # elements of an array that run at once; 0: as many as Slurm finds room for
     max_pending_s: float | None = None
     allocation: str = ""  # id of the job in whose allocation we are: a step there instead of a new job
 

@@ -88,7 +88,7 @@ def job_of_script(
 
 
 def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], detach: bool) -> int:
-    from harness.launch import driver
+    from harness.launch import driver, slurm_shared
     from harness.launch.slurm import SlurmLauncher
     from harness.report import console, live
     from harness.session import Session
@@ -106,7 +106,10 @@ def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], det
     if stale:
         screen.note(f"left by another job and not passed on: {', '.join(stale)}")
     local = driver.Supervisor()
-    queue = SlurmLauncher(local) if any(job.plan.launcher == "slurm" for job, _ in jobs) else None
+    on_slurm = [job for job, _ in jobs if job.plan.launcher == "slurm"]
+    queue = SlurmLauncher(local) if on_slurm else None
+    if on_slurm and (doubt := slurm_shared.doubt(cwd / (on_slurm[0].settings["out"] or "."))):
+        screen.note(doubt)
     session = Session(screen, local, driver.command, View, cwd, slurm=queue, detach=detach)
     session.while_loading = lambda: _look_around(screen, jobs)
     results = session.run(jobs)

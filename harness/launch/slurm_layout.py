@@ -93,14 +93,14 @@ def submission_dir(run_dir: Path) -> Path:
     return run_dir.absolute() / attempt.SLURM_DIR
 
 
-def text(plans: Sequence[Plan], folder: Path, with_reference: bool = False, parallel: int = 0) -> str:
+def text(plans: Sequence[Plan], folder: Path, with_reference: bool = False) -> str:
     """The batch script of one run, or of an array of them; `folder`: where it is submitted and where its pickles lie."""
     first = plans[0]
     wanted = options(first, with_reference)
     if len(plans) > 1:
         longest = max(plans, key=lambda plan: plan.timeout_s)
         own_time = {} if "time" in settings_of(first).options else {"time": str(time_minutes(longest, with_reference))}
-        throttle = f"%{parallel}" if parallel else ""
+        throttle = f"%{settings_of(first).parallel}" if settings_of(first).parallel else ""
         wanted |= {"array": f"0-{len(plans) - 1}{throttle}", "output": ARRAY_LOG, "job-name": "harness-array", **own_time}
     command = submitit_command(python_of(first), str(folder), srun_arguments(first))
     return batch_text(Batch(wanted, command, settings_of(first).setup))

@@ -20,7 +20,7 @@ from harness.errors import UsageError, did_you_mean
 from harness.model import Slurm
 
 # Words of ours, beside sbatch's own options.
-OURS = ("modules", "setup", "ranks", "gpus-of", "cpus-per-rank", "flags")
+OURS = ("modules", "setup", "ranks", "gpus-of", "cpus-per-rank", "parallel", "flags")
 RANKS, GPUS_OF = ("agent", "task"), ("node", "task")
 # What the layout of a run decides: a second opinion would only break it.
 FORBIDDEN = {
@@ -70,6 +70,7 @@ def make(words: Sequence[str], profile: Mapping[str, Any], origin: str, max_pend
         ranks=_choice("ranks", ours.get("ranks", "agent"), RANKS, origin),
         gpus=_choice("gpus-of", ours.get("gpus-of", "node"), GPUS_OF, origin),
         cpus_per_rank=_count("cpus-per-rank", ours.get("cpus-per-rank", 1), origin),
+        parallel=_count("parallel", ours["parallel"], origin) if "parallel" in ours else 0,
         max_pending_s=max_pending_s,
         allocation=allocation,
     )

@@ -86,7 +86,7 @@ def test_a_hang_is_seen_across_nodes(cluster: Cluster, desk: Path) -> None:
 
 
 def test_every_scenario_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    code, text = cluster.start(tmp_path, "run", "all", "--launcher", "slurm", "--nodes", "2", "-n", "2", "--no-reference").end(580)
+    code, text = cluster.start(tmp_path, "run", "all", "--launcher", "slurm", "--nodes", "2", "-n", "2", "--no-reference", "--slurm", "parallel=1").end(580)
     reports = {r["name"]: r for r in (json.loads(path.read_text()) for path in (tmp_path / ".harness").glob("2*/report.json"))}
     assert set(reports) == {path.stem for path in (ROOT / "scenarios").glob("*.py")}
     assert {name: r["verdict"] for name, r in reports.items() if r["verdict"] != "sane"} == {}, text[-3000:]

@@ -31,8 +31,9 @@ def test_the_batch_script_is_what_the_golden_file_says() -> None:
 
 def test_an_array_names_its_elements_and_takes_the_longest_time() -> None:
     plans = [PLAN, replace(PLAN, timeout_s=1200.0), PLAN]
+    plans = [replace(plan, slurm=replace(FULL, parallel=2)) for plan in plans]
     lines = slurm_layout.text(plans, RUN).splitlines()
-    assert "#SBATCH --array=0-2" in lines and "#SBATCH --output=job-%A_%a.log" in lines and "#SBATCH --time=25" in lines
+    assert "#SBATCH --array=0-2%2" in lines and "#SBATCH --output=job-%A_%a.log" in lines and "#SBATCH --time=25" in lines
 
 
 def test_one_rank_a_task_asks_for_as_many_tasks_as_ranks() -> None:
