@@ -270,6 +270,6 @@ def test_a_local_folder_is_a_doubt_unless_the_nodes_are_this_machine(tmp_path: P
     assert "which no other machine sees" in slurm_shared.doubt(tmp_path)
     monkeypatch.setattr(slurm_shared, "node_addresses", lambda: ["127.77.1.11", "127.77.1.12"])
     assert slurm_shared.doubt(tmp_path) == ""
-    monkeypatch.setattr(slurm_shared, "node_addresses", lambda: [])
+    monkeypatch.setattr(slurm_shared, "node_addresses", list)
     monkeypatch.setattr(slurm_shared, "file_system_of", lambda folder, mounts: "lustre")
     assert slurm_shared.doubt(tmp_path) == ""
