@@ -21,6 +21,8 @@ IMPORT_TIME = re.compile(
     r"TORCHINDUCTOR_|TORCH_COMPILE|TORCH_DEVICE_BACKEND|TORCH_FORCE|ATEN_|PYTORCH_NVML|PYTORCH_JIT|NPY_|NUMPY_)"
 )
 
+AT_LOAD = re.compile(r"^(OMP_|MKL_|KMP_|GOMP_|OPENBLAS_|BLIS_)")  # of these: by libraries that `import torch` loads, numpy's among them
+
 
 def modules(script: Path) -> tuple[str, ...]:
     """Allow-listed modules that the script and its neighbours import, in the order to import them."""
@@ -38,10 +40,22 @@ def obstacle(script: Path) -> str:
     if not script.is_file():
         return f"{script} is not a file"
     tree = _parse(_read(script))
+    loaded = _torch_is_there(tree) if tree else 0
     for node in ast.walk(tree) if tree else ():
         if (name := _sets(node)) and IMPORT_TIME.match(name):
+            if AT_LOAD.match(name) and 0 < loaded < getattr(node, "lineno", 0):
+                continue  # too late for this process in a fresh interpreter as well: it is meant for workers that the script starts
             return f"{script.name} sets {name}, which is read when torch is imported"
     return ""
+
+
+def _torch_is_there(tree: ast.Module) -> int:
+    """The line from which on torch is imported: of the first such statement that stands at the top level; 0 where there is none."""
+    for node in tree.body:
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        if any(name.partition(".")[0] == "torch" for name in names) and not getattr(node, "level", 0):
+            return node.end_lineno or node.lineno
+    return 0
 
 
 def _sources(script: Path) -> Iterator[bytes]:

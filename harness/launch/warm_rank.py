@@ -58,6 +58,7 @@ def become(task: Task) -> None:
     """Never returns normally but for a script that came to its end; SystemExit and the like leave through the interpreter's own end."""
     _take_identity(task)
     _take_environment(task)
+    _leave_at_once()
     _reseed()
     _arm_probe(task)
     run(task.argv[0])
@@ -93,6 +94,15 @@ def _take_environment(task: Task) -> None:
     if "RANK" not in task.env:  # torchrun's agent: its script stands in our folder, which nobody imports from
         return
     sys.path.insert(0, os.path.dirname(os.path.realpath(task.argv[0])))  # noqa: PTH120
+
+
+def _leave_at_once() -> None:
+    """When exit() has come to what was loaded before the fork, the process ends: 0.5 s of CPU a rank for libtorch's static destructors, which
+    unregister operators one by one. All of Python's own end comes before that: threads, atexit, what modules hold, process groups; and so do
+    the destructors of libraries that the script itself loads. C streams are flushed as exit() would."""
+    if hasattr(_libc, "on_exit") and hasattr(_libc, "__cxa_atexit"):  # glibc; handlers run in reverse order
+        _libc.on_exit(ctypes.cast(_libc._exit, ctypes.c_void_p), None)  # is given the exit status
+        getattr(_libc, "__cxa_atexit")(ctypes.cast(_libc.fflush, ctypes.c_void_p), None, None)
 
 
 def _reseed() -> None:

@@ -51,6 +51,10 @@ def test_the_users_own_modules_are_read_not_preloaded(tmp_path: Path) -> None:
         ("import os\nos.putenv('KMP_AFFINITY', 'none')", "KMP_AFFINITY"),
         ("import os\nos.environ['MASTER_ADDR'] = 'localhost'", ""),
         ("import os\nos.environ['CUDA_VISIBLE_DEVICES'] = '0'\nos.environ['NCCL_DEBUG'] = 'INFO'", ""),
+        ("import os\nfrom torch import nn\ndef main():\n    os.environ['OMP_NUM_THREADS'] = '2'", ""),
+        ("import os\ndef main():\n    os.environ['OMP_NUM_THREADS'] = '2'\nmain()\nimport torch", "OMP_NUM_THREADS"),
+        ("import os\ndef main():\n    import torch\n    os.environ['OMP_NUM_THREADS'] = '2'", "OMP_NUM_THREADS"),
+        ("import os\nimport torch\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = 'x'", "TORCHINDUCTOR_CACHE_DIR"),
         ("import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ.get('MKL_NUM_THREADS'))", ""),
     ],
 )
