@@ -11,7 +11,7 @@ from typing import Any
 from harness import catalog
 from harness.errors import UsageError
 
-KEYS = {"replace", "with", "finds", "story", "args", "env"}
+KEYS = {"replace", "with", "finds", "story", "args", "env", "at"}
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Planted:
     finds: str
     story: str
     source: str  # the edited script
-    lines: tuple[int, int] | None  # first and last line of the edit in it; None: the edit takes a statement out
+    lines: tuple[int, int] | None  # where the finding has to stand: the edit, or `at`; None: the edit takes a statement out
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)  # e.g. a stand-in device table
 
@@ -60,10 +60,18 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
         str(entry["finds"]),
         str(entry.get("story", "")),
         edited,
-        (first, last) if new.strip() else None,  # where something was taken out there is no statement to point at
+        _lines_of(edited, str(entry["at"]), where) if "at" in entry else (first, last) if new.strip() else None,
         tuple(map(str, entry.get("args", ()))),
         dict(entry.get("env", {})),
     )
+
+
+def _lines_of(edited: str, text: str, where: str) -> tuple[int, int]:
+    """The one line that holds `text`: where the harm shows, for a mistake that no observer could trace to where it was typed."""
+    found = [number for number, line in enumerate(edited.splitlines(), 1) if text in line]
+    if len(found) != 1:
+        raise UsageError(f"{where}: `at` is on {len(found)} lines of the edited script, not on one")
+    return found[0], found[0]
 
 
 def all_planted() -> list[Planted]:

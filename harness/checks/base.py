@@ -37,6 +37,8 @@ class Check(ABC):
     explains: ClassVar[tuple[str, ...]] = ()
     # True: counts as "something was checked" for exit code 5. Launch and exit checks say False.
     substantial: ClassVar[bool] = True
+    # True: a shape of the outcome ("the loss does not fall"); any error that is no symptom explains it.
+    symptom: ClassVar[bool] = False
 
     def begin(self, run: Run) -> None:  # noqa: B027  (optional for a subclass)
         """Raise NotApplicable where the run can never tell."""

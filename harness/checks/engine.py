@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from harness import collector
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.registry import all_checks
-from harness.model import Finding, Outcome, OutcomeKind
+from harness.model import Finding, Outcome, OutcomeKind, Severity
 from harness.record import Run
 
 
@@ -86,7 +86,9 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
 
     Explaining is transitive; two findings that explain each other keep the one that comes first by code.
     """
-    explains = {kind.code: kind.explains for kind in all_checks()}
+    symptoms = tuple(kind.code for kind in all_checks() if kind.symptom)
+    causes = {f.code for f in findings if f.severity >= Severity.ERROR and f.code not in symptoms}
+    explains = {kind.code: kind.explains + (symptoms if kind.code in causes else ()) for kind in all_checks()}
     present = {f.code for f in findings}
 
     def reach(code: str, seen: set[str]) -> set[str]:

@@ -45,6 +45,8 @@ class RankLocalDecision(Check):
         if found is None or found.exhausted or (not found.exits and (found.made is None or found.level == 0)):
             return
         left, stayed = found.left[0], found.stayed[0]
+        if (recording := run.ranks[left]) is not None and any(e["how"] == "os._exit" for e in recording.of("exit_call")):
+            return  # it did not leave a loop, it ended its process: HNG106
         what = "passes over the loader" if found.level and found.made else ("batches of the pass" if found.made else "steps")
         loop = "epoch loop" if found.level else "loop"
         notes = [f"{what} by rank: {', '.join(str(n) for n in found.counts[:8])}"]

@@ -43,6 +43,10 @@ class RunFolderNotShared(Check):
         seen = sorted({str(told.get("node")) for told in run.nodes})
         yield self.finding(
             f"{tasks - len(run.nodes)} of {tasks} tasks left no word in the run folder: it is not the same folder on every node",
-            notes=[slurm_job.said(job), f"tasks reported from {', '.join(seen)}" if seen else "no task reported", *run.ending.launcher_error.splitlines()[-3:]],
+            notes=[
+                slurm_job.said(job),
+                f"tasks reported from {', '.join(seen)}" if seen else "no task reported",
+                *run.ending.launcher_error.splitlines()[-3:],
+            ],
             help="run from a folder that all nodes share, or name one with --out; srun ls DIR shows what a node sees",
         )

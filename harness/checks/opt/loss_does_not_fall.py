@@ -39,6 +39,7 @@ class LossDoesNotFall(Check):
     code = "OPT113"
     name = "loss-does-not-fall"
     severity = Severity.ERROR
+    symptom = True
 
     def __init__(self) -> None:
         self.points: list[losses.Point] = []

@@ -54,7 +54,9 @@ class MeanOfMeans(Check):
         if uneven >= 3 and uneven >= 0.5 * seen:
             yield self.finding(
                 f"ranks draw batches of different size ({', '.join(map(str, example))} samples) and their mean losses weigh alike",
-                where=replicas.first_where(run, "loader") or facts.grad_site(0),
+                where=next((p.made for p in passes.all_passes(run) if p.trains and p.made), None)
+                or replicas.first_where(run, "loader")
+                or facts.grad_site(0),
                 ranks=run.rank_ids,
                 notes=[f"{uneven} of {seen} steps"],
                 help="draw equal batches, or weigh each rank's loss: loss * local_n * world_size / global_n",

@@ -39,9 +39,10 @@ class ScalerDiverges(Check):
             scales = step.number("scale")
             used = used or any(scales)
             if step.complete and len(set(scales)) > 1:
+                made = {e["scale"] for _, e in run.events("scaler_made")}
                 yield self.finding(
                     f"ranks scale the loss by different factors at step {step.index}: {', '.join(f'{s:g}' for s in scales)}",
-                    where=replicas.first_where(run, "scaler") or facts.grad_site(0),
+                    where=replicas.first_where(run, "scaler_made" if len(made) > 1 else "scaler") or facts.grad_site(0),
                     ranks=replicas.majority_out(scales) or run.rank_ids,
                     help="construct GradScaler alike on every rank and update it after the gradients were averaged",
                 )

@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, where_of
 
 
 class FrozenModuleDiffers(Check):
@@ -45,7 +45,7 @@ class FrozenModuleDiffers(Check):
             if len({o.get("digest") for o in others}) > 1 and not any(o.get("grad") for o in others):
                 yield self.finding(
                     f"the frozen {one['module']} has other weights on other ranks",
-                    where=replicas.first_where(run, "wrap") or facts.grad_site(0),
+                    where=where_of(one.get("made")) or replicas.first_where(run, "wrap") or facts.grad_site(0),
                     ranks=run.rank_ids,
                     notes=[f"{one['num']} parameters, for example {replicas.listed(one.get('names') or [])}"],
                     help="seed its construction alike on every rank, load it from a file, or broadcast its parameters from rank 0",

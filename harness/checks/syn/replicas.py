@@ -15,7 +15,7 @@ from harness.checks.base import NotApplicable
 from harness.model import Where
 from harness.probe import protocol
 from harness.probe.protocol import Row
-from harness.record import Event, Recording, Run, Step
+from harness.record import Event, Recording, Run, Step, where_of
 
 # Collectives that can carry gradients or parameters.
 MOVERS = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
@@ -76,6 +76,12 @@ class Replicas:
 
 def first_where(run: Run, kind: str) -> Where | None:
     return next((e.where for _, e in run.events(kind) if e.where is not None), None)
+
+
+def loss_site(run: Run) -> Where | None:
+    """The statement that made the first loss, else its backward."""
+    made = next((w for _, e in run.events("loss") if (w := where_of(e["made"])) is not None), None)
+    return made or first_where(run, "loss")
 
 
 def rank_list(ranks: Sequence[int]) -> tuple[int, ...]:
@@ -271,10 +277,10 @@ def ends_differ(run: Run) -> bool:
 
 
 def same_pass(run: Run, step: int) -> bool:
-    """Whether every rank was inside one pass over its loader at a step, not at an epoch's seam."""
+    """Whether every rank was inside one pass over its loader at a step: not at an epoch's seam, or behind a pass that took a step a batch."""
     for recording in run.present:
         for event in recording.of("pass"):
-            if event.step == step and event["complete"]:
+            if event.step == step and event["complete"] and event["num_batches"] != event["steps"]:
                 return False
     return True
 

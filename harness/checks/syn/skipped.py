@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Recording, Run
 
 
 class BatchSkipped(Check):
@@ -65,18 +65,24 @@ class BatchSkipped(Check):
         if run.finished:
             return
         for rank, recording in enumerate(run.ranks):
-            passes = [e for e in recording.of("pass") if e["backwards"]] if recording is not None else []
-            whole = [e for e in passes if e["complete"] and e["steps"] == e["num_batches"]]
-            dry = [e for e in passes if e["num_batches"] > e["steps"] + 1 and e["loader"] in {w["loader"] for w in whole}]
-            others = [
-                e for r, other in enumerate(run.ranks) if r != rank and other for e in other.of("pass") if e["num_batches"] > e["steps"] + 1
-            ]
+            dry = [e for e in recording.of("pass") if _missed(e)] if recording is not None and _one_to_one(recording) else []
+            others = [e for r, other in enumerate(run.ranks) if r != rank and other for e in other.of("pass") if _missed(e)]
             if dry and not others:
                 yield self.finding(
                     f"rank {rank} drew {dry[0]['num_batches']} batches of a pass and took {dry[0]['steps']} steps: it skips batches that the others train on",
                     where=facts.grad_site(0, max(0, dry[0].step - 1)),
                     ranks=(rank,),
-                    notes=[f"before, it took a step for each of {whole[0]['num_batches']} batches"],
+                    notes=["before, it took a step for each batch"],
                     help="decide on all ranks together (all-reduce the condition) before skipping a batch; do not swallow an exception on one rank",
                 )
                 return
+
+
+def _missed(one: Event) -> bool:
+    """A pass that trained, in which more batches were drawn than steps taken; the last one of a pass that broke may be under way."""
+    return bool(one["backwards"]) and one["num_batches"] > one["steps"] + (0 if one["complete"] else 1)
+
+
+def _one_to_one(recording: Recording) -> bool:
+    """Every step recorded so far took one batch; four at least."""
+    return recording.num_rows >= 4 and all(row.num_batches == 1 for row in recording.all_rows())

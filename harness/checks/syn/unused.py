@@ -45,7 +45,7 @@ class UnusedParameter(Check):
         if names:
             yield self.finding(
                 f"{len(names)} parameters of the wrapped model receive no gradient: {replicas.listed(names)}",
-                where=replicas.first_where(run, "loss") or event.where,
+                where=replicas.loss_site(run) or event.where,
                 ranks=run.rank_ids,
                 notes=["DDP was constructed without find_unused_parameters", *replicas.failure_note(run)],
                 help="let the parameters enter the loss, remove them, or construct DDP with find_unused_parameters=True",

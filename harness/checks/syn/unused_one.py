@@ -43,7 +43,7 @@ class UnusedOnOneRank(Check):
         without = [rank for rank, c in enumerate(columns) if set(c) & set(names)]
         yield self.finding(
             f"{len(names)} parameters receive a gradient on some ranks only: {replicas.listed(names)}",
-            where=replicas.first_where(run, "loss") or event.where,
+            where=replicas.loss_site(run) or event.where,
             ranks=without,
             notes=[f"no gradient on ranks {', '.join(map(str, without))}", *replicas.failure_note(run)],
             help="use the same branches on every rank, or construct DDP with find_unused_parameters=True",

@@ -3,7 +3,7 @@ cost nothing. Not installed where torch.compile is used: it would break the grap
 
 Event "forward" (first time a root module is called from a statement): module, index of its wrap or -1, inner (it is the module inside a DDP object,
 called directly), training, grad.
-Event "others" (once, after the second step): models [{module, num, digest, called}] or parts of models that are neither wrapped nor in an optimizer.
+Event "others" (once, after the second step): models [{module, num, digest, called, made (the statement that made it)}] or parts of models that are neither wrapped nor in an optimizer.
 Event "checkpoint": site, reentrant; torch.utils.checkpoint was used.
 """
 
@@ -78,7 +78,7 @@ def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
     if _told[0] or S.steps != 2:
         return
     _told[0] = True
-    from . import steps
+    from . import shared, steps
 
     trained = {i for w in list(steps._known.values()) for i in w.ids} | {i for w in S.ddps for i in w.refs}
     models = []
@@ -88,7 +88,7 @@ def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
             called = id(root) in _called or any(id(m) in _called for m in root.modules())
             digest, each = digests.of_tensors(own)
             buffers = digests.of_tensors(list(root.buffers()))[0]
-            models.append({"module": type(root).__name__, "num": len(each), "digest": digest, "buffers": buffers, "called": called,
+            models.append({"module": type(root).__name__, "made": shared.made_at(root), "num": len(each), "digest": digest, "buffers": buffers, "called": called,
                            "grad": any(p.requires_grad for p in own), "names": [n for n, p in root.named_parameters() if id(p) not in trained][:5]})  # fmt: skip
     S.recorder.event("others", models=models)
 

@@ -1,7 +1,7 @@
 """Gradient clipping, GradScaler, learning-rate schedulers.
 
 Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm.
-Event "scaler" (first 64 steps): scale, site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval.
+Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled, site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
         "clip", sites.here(4), norm=norm, scaled=S.since.scale not in (0.0, 1.0) and not _unscaled, scale=S.since.scale,
         max_norm=float(limit) if isinstance(limit, (int, float)) else None, reduced=S.since.num_reduce, collectives=S.since.num_coll,
     )  # fmt: skip
+
+
+def _after_scaler(result: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+    S.recorder.event("scaler_made", sites.here(4), scale=float(scaler.get_scale()), enabled=bool(scaler.is_enabled()))
 
 
 def _before_unscale(scaler: Any, optimizer: Any) -> None:
@@ -61,6 +65,7 @@ def arm() -> None:
         before(torch.nn.utils.clip_grad, name, lambda *a, **k: backward.note_unclipped())
         if after(torch.nn.utils.clip_grad, name, _after_clip):
             setattr(torch.nn.utils, name, getattr(torch.nn.utils.clip_grad, name))
+    after(torch.amp.GradScaler, "__init__", _after_scaler)
     before(torch.amp.GradScaler, "unscale_", _before_unscale)
     after(torch.amp.GradScaler, "update", _after_update)
     scheduler = torch.optim.lr_scheduler

@@ -52,7 +52,7 @@ MAX_MADE = 2000  # modules whose birth is noted, 2 us each
 
 def _note_made(result: Any, module: Any, *args: Any, **kwargs: Any) -> None:
     """The statement that makes a module, which stands outside of the constructors of the user's own classes."""
-    if len(_made) < MAX_MADE and S.group is None:
+    if len(_made) < MAX_MADE:
         frame = sites.user_frame(sys._getframe(4))
         while frame is not None and frame.f_code.co_name == "__init__":
             frame = sites.user_frame(frame.f_back)
@@ -60,7 +60,7 @@ def _note_made(result: Any, module: Any, *args: Any, **kwargs: Any) -> None:
             _made[id(module)] = (weakref.ref(module), (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
 
 
-def _made_at(module: Any) -> dict[str, Any] | None:
+def made_at(module: Any) -> dict[str, Any] | None:
     found = _made.get(id(module))
     return sites.as_json(found[1]) if found is not None and found[0]() is module else None
 
@@ -92,7 +92,7 @@ def _told(module: Any) -> dict[str, Any]:
     params = list(module.parameters())
     cpu = [p for p in params if p.device.type == "cpu"]
     return {
-        "module": type(module).__name__, "made": _made_at(module), "id": id(module), "num": len(params),
+        "module": type(module).__name__, "made": made_at(module), "id": id(module), "num": len(params),
         "shapes": sorted([list(p.shape) for p in params])[:400],
         "requires_grad": sum(p.requires_grad for p in params), "shared": sum(p.is_shared() for p in cpu),
         "grads": sum(p.grad is not None for p in cpu), "grads_shared": sum(p.grad is not None and p.grad.is_shared() for p in cpu),
