@@ -3,7 +3,8 @@ cost nothing. Not installed where torch.compile is used: it would break the grap
 
 Event "forward" (first time a root module is called from a statement): module, index of its wrap or -1, inner (it is the module inside a DDP object,
 called directly), training, grad.
-Event "others" (once, after the second step): models [{module, num, digest, called, made (the statement that made it)}] or parts of models that are neither wrapped nor in an optimizer.
+Event "others" (once, after the second step): models [{module, num, digest, called, made (the
+statement that made it)}] or parts of models that are neither wrapped nor in an optimizer.
 Event "checkpoint": site, reentrant; torch.utils.checkpoint was used.
 """
 

@@ -1,7 +1,8 @@
 """Gradient clipping, GradScaler, learning-rate schedulers.
 
 Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm.
-Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled, site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval.
+Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
+site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval.
 """
 
 from __future__ import annotations
