@@ -19,6 +19,7 @@ def misses(case: Case, seen: Evidence) -> list[str]:
             ("reason", report["ending"]["reason"], case.reason),
             ("left behind", report["ending"]["left_behind"], []),
             ("found left", seen.left, []),
+            ("stored report", (seen.stored["status"], seen.stored.get("exit_code")), ("done", case.exit_code)),
             ("checks that crashed", [c["code"] for c in report["checks"] if c["outcome"] == "crashed"], []),
         )
         if got != want

@@ -43,7 +43,7 @@ class Evidence:
     verdict_after_s: float | None  # from the fault to the verdict; None where the fault did not happen
     run_id: str
     left: list[str]
-    fallback: str = ""
+    stored: dict[str, Any]  # report.json as it lies in the run folder
 
     @property
     def errors(self) -> list[dict[str, Any]]:
@@ -95,7 +95,8 @@ class Stage:
         since = [int(path.read_text()) for path in folder.glob("here*") if path.read_text().isdigit()]
         after_s = (ended_ns - min(since)) / 1e9 if since else None
         left = leftovers(job.plan.run_id, before, report)
-        return Evidence(report, result.folder, source, after_s, job.plan.run_id, left)
+        stored = json.loads((result.folder / "report.json").read_text())
+        return Evidence(report, result.folder, source, after_s, job.plan.run_id, left, stored)
 
     @contextlib.contextmanager
     def _mounted(self, folder: Path, num_bytes: int) -> Iterator[None]:
