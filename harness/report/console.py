@@ -185,11 +185,29 @@ def not_judged_lines(verdict: Verdict, style: Style) -> list[str]:
             if outcome.kind is kind:
                 groups.setdefault(gist(outcome.reason, 200) or "no reason given", []).append(outcome.code)
         if groups:
-            lines.append(style.paint(f"{title}:", "dim"))
-            for reason, codes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-                text = f"{reason}: {', '.join(codes)}" if kind is not OutcomeKind.DESELECTED else ", ".join(codes)
-                lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+            num = sum(map(len, groups.values()))
+            lines.append(style.paint(f"{title}: {num} check{'s' if num > 1 else ''}", "dim"))
+            entries = [
+                f"{reason} ({', '.join(code_ranges(codes))})" if kind is not OutcomeKind.DESELECTED else ", ".join(code_ranges(codes))
+                for reason, codes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+            ]
+            # most checks do not apply to any one script: in one paragraph they take a third of the lines
+            paragraphs = ["; ".join(entries)] if kind is OutcomeKind.NOT_APPLICABLE else entries
+            for text in paragraphs:
+                lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
     return lines + suppression_lines(verdict)
+
+
+def code_ranges(codes: Sequence[str]) -> list[str]:
+    """SYN121, SYN122, SYN123 -> SYN121-123; the codes of a report are in order."""
+    found: list[tuple[str, int, int]] = []
+    for code in codes:
+        family, number = code[:3], int(code[3:])
+        if found and found[-1][0] == family and found[-1][2] == number - 1:
+            found[-1] = (family, found[-1][1], number)
+        else:
+            found.append((family, number, number))
+    return [f"{family}{first}" if first == last else f"{family}{first}-{last}" for family, first, last in found]
 
 
 def suppression_lines(verdict: Verdict) -> list[str]:

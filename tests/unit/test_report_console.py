@@ -113,9 +113,9 @@ def test_a_rank_killed_without_a_word_shows_the_end_of_its_log() -> None:
 def test_every_check_that_did_not_run_is_listed_with_its_reason() -> None:
     run = make_run()
     text = render(run, verdict_of(run, 0), FOLDER, "", PLAIN)
-    assert "no process was made by the script: SHM101, SHM102" in text
-    assert "40 steps; a trend needs 200: MEM103" in text
-    assert "deselected:\n  EVL104" in text
+    assert "no process was made by the script (SHM101-102)" in text
+    assert "40 steps; a trend needs 200 (MEM103)" in text
+    assert "deselected: 1 check\n  EVL104" in text
 
 
 def test_a_thousand_ranks_make_a_short_table() -> None:
