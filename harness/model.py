@@ -176,6 +176,7 @@ class Ending:
     launcher_error: str = ""
     wall_s: float = 0.0
     scheduler: Scheduler | None = None
+    oom_kills: int = 0  # by how much the kernel's counter of out-of-memory kills on this host rose meanwhile
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ def supervised_ending(folder: Path) -> Ending:
     """The ending of a run whose controller was killed. The supervisor outlived it and wrote down what it did."""
     exits: list[RankExit] = []
     left: tuple[str, ...] = ()
+    oom_kills = 0
     started = any((folder / protocol.REC_DIR).glob("*.jsonl")) if (folder / protocol.REC_DIR).is_dir() else False
     path = folder / protocol.SUPERVISOR_FILE
     lines = path.read_bytes().splitlines() if path.is_file() and not path.is_symlink() else []
@@ -110,9 +111,10 @@ def supervised_ending(folder: Path) -> Ending:
                 )
             elif event.get("ev") == "ending":
                 left = tuple(str(thing) for thing in event["left_behind"])
+                oom_kills = int(event.get("oom_kills", 0))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             continue
-    return Ending(reason="interrupted", started=started, exits=tuple(exits), left_behind=left)
+    return Ending(reason="interrupted", started=started, exits=tuple(exits), left_behind=left, oom_kills=oom_kills)
 
 
 def open_folder(path: Path) -> Folder:

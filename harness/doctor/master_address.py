@@ -27,7 +27,7 @@ def _address(address: str) -> Line:
 
 
 def _port(port: str) -> Line:
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    if not port.isdecimal() or not 0 < int(port) < 65536:
         return Line("master port", ERROR, f"MASTER_PORT={port} is no port", WHY, "unset MASTER_PORT")
     with socket.socket() as probe:
         try:

@@ -13,7 +13,7 @@ WHY = "more computing threads than cores make every rank slower, sometimes many 
 def look(host: Host) -> Iterable[Line]:
     raw = host.environ.get("OMP_NUM_THREADS", "")
     told = raw.split(",")[0].strip()
-    each = int(told) if told.isdigit() and int(told) > 0 else None
+    each = int(told) if told.isdecimal() and int(told) > 0 else None
     if each is None:
         each = 1 if host.nproc > 1 else host.num_cores  # torchrun sets 1 for several ranks
     says = f"{host.nproc} ranks x {each} thread{'s' * (each > 1)} on {host.num_cores} cores"

@@ -78,6 +78,7 @@ class RunHandle:
                 started=event["started"],
                 exits=tuple(self.exits),
                 left_behind=tuple(event["left_behind"]),
+                oom_kills=event["oom_kills"],
                 launcher_error=event["launcher_error"],
                 wall_s=event["wall_s"],
             )

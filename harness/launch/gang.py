@@ -47,6 +47,7 @@ class Gang:
         self._error = ""
         self._started = time.monotonic()
         self._segments = shm.segments()
+        self._oom_kills = proctable.oom_kills()
         self._elders = {process.pid for process in proctable.descendants(proctable.snapshot(), os.getpid())}
         self._kill_at: float | None = None
         self._killed_at: float | None = None
@@ -125,7 +126,7 @@ class Gang:
         *lines, self._partial = self._partial.split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # only our shims write here, but the script could too
-                event = json.loads(line)
+                event = wire.shim_event(json.loads(line))
                 self._on_exit(event) if "code" in event else self._on_rank(event)
 
     def _on_rank(self, event: dict[str, Any]) -> None:
@@ -278,6 +279,7 @@ class Gang:
             "started": bool(self.account.ranks),
             "exits": self.account.exits(),
             "left_behind": left,
+            "oom_kills": max(0, proctable.oom_kills() - self._oom_kills),
             "launcher_error": self._launcher_error(),
             "wall_s": round(time.monotonic() - self._started, 3),
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from harness.model import Plan
 # to the supervisor: {"do": RUN, ...job} | {"do": STOP, "reason": ..} | {"do": CLOSE}
 RUN, STOP, CLOSE = "run", "stop", "close"
 # from it: {"ev": RANK, rank, local_rank, pid, ticks} | {"ev": EXIT, rank, pid, code, time_ns, by_us} | {"ev": FALLBACK, reason}
-#          | {"ev": ENDING, reason, started, exits, left_behind, launcher_error, wall_s}; the same lines go to <run>/supervisor.jsonl
+#          | {"ev": ENDING, reason, started, exits, left_behind, oom_kills, launcher_error, wall_s}; the same lines go to <run>/supervisor.jsonl
 RANK, EXIT, FALLBACK, ENDING = "rank", "exit", "fallback", "ending"
 
 
@@ -54,13 +55,23 @@ class Account:
         return [exit_event(state) for state in sorted(done, key=lambda state: (state.time_ns, state.rank))]
 
 
+def shim_event(raw: Any) -> dict[str, Any]:
+    """A line of a shim: whole numbers, and the list of signals passed on. TypeError for anything else: the script can write there too."""
+    if not isinstance(raw, dict):
+        raise TypeError("no event")
+    event: dict[str, Any] = {name: operator.index(value) for name, value in raw.items() if name != "passed"}
+    if "code" in event:
+        event["passed"] = [operator.index(number) for number in raw["passed"]]
+    return event
+
+
 def exit_event(state: RankState) -> dict[str, Any]:
     return {"rank": state.rank, "pid": state.pid, "code": state.code, "time_ns": state.time_ns, "by_us": state.by_us}
 
 
 def never_launched(error: str) -> dict[str, Any]:
     """The ending of a run of which no process was started."""
-    ending = {"reason": "launch-failed", "started": False, "exits": [], "left_behind": [], "launcher_error": error, "wall_s": 0.0}
+    ending = {"reason": "launch-failed", "started": False, "exits": [], "left_behind": [], "oom_kills": 0, "launcher_error": error, "wall_s": 0.0}
     return {"ev": ENDING, **ending}
 
 

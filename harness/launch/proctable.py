@@ -108,6 +108,15 @@ def same(process: Process) -> bool:
     return now is not None and now.alive and now.ticks == process.ticks
 
 
+def oom_kills() -> int:
+    """How often the kernel of this host has killed for want of memory, control groups included; 0 where it does not say."""
+    with contextlib.suppress(OSError, ValueError), open(f"{PROC}/vmstat") as lines:
+        for line in lines:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def command_line(pid: int, limit: int = 120) -> str:
     try:
         words = _bytes(f"{PROC}/{pid}/cmdline").rstrip(b"\0").split(b"\0")

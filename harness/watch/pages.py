@@ -111,7 +111,7 @@ def _read(path: Path) -> bytes:
 def parse_stem(stem: str) -> tuple[int, int] | None:
     """(pid, start time) from `<node_rank>-<pid>-<start time>`."""
     parts = stem.split("-")
-    return (int(parts[1]), int(parts[2])) if len(parts) == 3 and all(part.isdigit() for part in parts) else None
+    return (int(parts[1]), int(parts[2])) if len(parts) == 3 and all(part.isdecimal() for part in parts) else None
 
 
 def read_start(path: Path) -> tuple[int, int]:

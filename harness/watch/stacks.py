@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -65,9 +66,10 @@ def _answer(path: Path, offset: int, request: str) -> Mapping[str, Any] | None:
         return None
     for line in lines[:-1]:  # the last one may be torn
         if request.encode() in line:
-            event = json.loads(line)
-            if event.get("k") == protocol.STACKS and event.get("request") == request:
-                return dict(event)
+            with contextlib.suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if isinstance(event, dict) and event.get("k") == protocol.STACKS and event.get("request") == request:
+                    return event
     return None
 
 

@@ -32,6 +32,7 @@ class Case:
     timeout_s: float = 90.0
     outside: str | None = None
     disk_bytes: int = 0
+    memory_bytes: int = 0  # limit of a control group that the script finds in FAULT_CGROUP; needs root
     says: str = ""  # part of the first error's message or notes
     sample: bool = False  # also run under torchrun
 
@@ -47,11 +48,20 @@ DEATHS = (
     Case("raise_at_start", "start", "raise ValueError('no config')  # culprit", ("LAU101",)),
     Case("raise_before_rendezvous", "rendezvous", "raise KeyError('MASTER')  # culprit", ("LAU101",)),
     Case("raise_in_step", "step", "raise ValueError('bad batch')  # culprit", ("LAU101",), sample=True),
+    Case("raise_among_three", "step", "raise ValueError('bad batch')  # culprit", ("LAU101",), nproc=3),
     Case("raise_in_evaluation", "evaluation", "raise ZeroDivisionError('empty test set')  # culprit", ("LAU101",)),
     Case("raise_while_saving", "saving", "open('/nonexistent/model.pt', 'w')  # culprit", ("LAU101",), guard="RANK == 0", ranks=(0,)),
     Case("raise_in_teardown", "teardown", "raise RuntimeError('cannot close')  # culprit", ("LAU101",)),
     Case("raise_after_teardown", "end", "raise RuntimeError('cannot report')  # culprit", ("LAU101",)),
     Case("memory_error", "step", "raise MemoryError('unable to allocate 64 GiB')  # culprit", ("LAU101",)),
+    Case(
+        "killed_by_the_kernel_for_memory",
+        "step",
+        "with open(os.environ['FAULT_CGROUP'] + '/cgroup.procs', 'w') as file: file.write(str(os.getpid()))\n"
+        "held = []\nwhile True: held.append(bytearray(b'x' * (1 << 22)))",
+        ("LAU103",),
+        memory_bytes=48_000_000,
+    ),
     Case("torch_cannot_allocate", "step", "torch.empty(1 << 50)  # culprit", ("LAU101",)),
     Case(
         "tears_its_group_down_first",
@@ -196,6 +206,7 @@ work = dist.all_reduce(tensor, async_op=True)
 dist.destroy_process_group()
 """
 HANGS = (
+    hang("one_of_three_stands_apart", "step", "threading.Event().wait()  # culprit", ("HNG101",), nproc=3, bound_s=3 * HANG_S + 8.0, says="ranks 0,2 wait"),
     hang("collective_under_one_rank", "step", "dist.barrier()  # culprit", ("OUT101", "HNG103"), sample=True),
     hang("uneven_inputs", "", UNEVEN, ("DAT111",)),
     hang(

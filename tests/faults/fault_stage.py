@@ -67,10 +67,10 @@ class Stage:
         self._count += 1
         folder = self.parent / f"{self._count}_{case.name}"
         folder.mkdir()
-        with self._mounted(folder, case.disk_bytes):
-            return self._play(case, folder)
+        with self._mounted(folder, case.disk_bytes), memory_group(case.memory_bytes) as group:
+            return self._play(case, folder, {"FAULT_CGROUP": str(group)} if group else {})
 
-    def _play(self, case: Case, folder: Path) -> Evidence:
+    def _play(self, case: Case, folder: Path, env: dict[str, str]) -> Evidence:
         source = script(case.when, case.what, case.guard)
         (folder / SCRIPT).write_text(source)
         flags = {"nproc": str(case.nproc), "timeout": str(case.timeout_s), "grace": str(GRACE_S), "launcher": self.launcher, "device": "cpu"}
@@ -78,7 +78,7 @@ class Stage:
             flags["hang_timeout"] = str(case.hang_timeout_s)
         settings = resolve({**{SPELLED.get(k, k): v for k, v in flags.items()}, "no_reference": "true"}, {}, folder)
         job = make_job(catalog.user_script(SCRIPT, folder), settings, (), folder, {})
-        job = replace(job, plan=replace(job.plan, cwd=str(folder), env={**job.plan.env, "OMP_NUM_THREADS": "1"}), reference=None)
+        job = replace(job, plan=replace(job.plan, cwd=str(folder), env={**job.plan.env, "OMP_NUM_THREADS": "1", **env}), reference=None)
         before = set(shm.segments())
         self.session.cwd = folder
         self.session.interrupts.signal = None
@@ -109,6 +109,30 @@ class Stage:
             yield
         finally:
             os.system(f"umount -l {folder}")
+
+
+def can_limit_memory() -> bool:
+    try:
+        with memory_group(1 << 20):
+            return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path | None]:
+    """A control group with this much memory; OSError where we may not make one."""
+    if not limit_bytes:
+        yield None
+        return
+    first = Path("/sys/fs/cgroup/memory")  # version 1; else version 2
+    group = (first if first.is_dir() else Path("/sys/fs/cgroup")) / f"harness_fault_{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / ("memory.limit_in_bytes" if first.is_dir() else "memory.max")).write_text(str(limit_bytes))
+        yield group
+    finally:
+        group.rmdir()
 
 
 SPELLED = {"timeout": "timeout_s", "grace": "grace_s", "hang_timeout": "hang_timeout_s"}

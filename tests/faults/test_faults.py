@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from fault_cases import CASES, Case
 from fault_judge import logs, misses
-from fault_stage import Evidence, Stage
+from fault_stage import Evidence, Stage, can_limit_memory
 
 SAMPLE = [case for case in CASES if case.sample]
 
@@ -32,6 +33,10 @@ def test_the_table_is_as_long_as_it_must_be() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_warm(warm: Stage, case: Case) -> None:
+    if case.memory_bytes and not can_limit_memory():
+        pytest.skip("no control group can be made here")
+    if case.disk_bytes and os.geteuid():
+        pytest.skip("only root can mount a small disk")
     hold(case, warm.play(case))
 
 

@@ -25,6 +25,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import parting, passes
+from harness.checks.hng import waits
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -57,7 +58,7 @@ class UnevenInputs(Check):
             f"rank {few[0]} ran out of batches and left the loop, rank {many[0]} went on and waits for its gradients",
             where=found.loop,
             ranks=few,
-            notes=notes,
+            notes=[*notes, *waits.standing(run)],
             help="give every rank as many batches (filter before sharding, drop_last, a common count), or use `with Join([model]):`",
         )
 

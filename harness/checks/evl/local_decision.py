@@ -24,6 +24,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import parting, passes
+from harness.checks.hng import waits
 from harness.checks.lau import blame
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -56,6 +57,6 @@ class RankLocalDecision(Check):
             f"rank {left} left the {loop}, rank {stayed} went on and waits for it: each rank decided by itself",
             where=found.exits[0] if found.exits else found.loop,
             ranks=found.left,
-            notes=notes,
+            notes=[*notes, *waits.standing(run)],
             help="all-reduce (or broadcast) what the decision rests on, so that every rank takes the same one",
         )

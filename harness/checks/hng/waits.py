@@ -188,7 +188,7 @@ def _place(event: Event) -> Where | None:
     file, _, rest = str(event["op_site"] or "").rpartition(":")
     file, _, line = file.rpartition(":")
     frames = _frames(event)
-    if file and line.isdigit():
+    if file and line.isdecimal():
         known = next((f for f in frames if f.file == file and f.line == int(line)), None)
         return known or Where(file, int(line), rest)
     return event.where or next(iter(frames), None)
@@ -226,9 +226,21 @@ def describe(found: Sequence[Wait]) -> str:
 
 def notes(found: Sequence[Wait]) -> list[str]:
     steps = {w.step for w in found}
+    calls = {w.syncs for w in found}
+    lines = [f"{blame.plural([w.rank for w in found])} took {next(iter(steps))} steps"] if steps else []
     if len(steps) > 1:
-        return [", ".join(f"rank {w.rank} took {w.step} steps" for w in found[:8])]
-    return [f"{blame.plural([w.rank for w in found])} took {next(iter(steps))} steps"] if steps else []
+        lines = [", ".join(f"rank {w.rank} took {w.step} steps" for w in found[:8])]
+    if len(calls) > 1:
+        lines.append(", ".join(f"rank {w.rank} is at its collective {w.syncs}" for w in found[:8]))
+    return lines
+
+
+def standing(run: Run) -> list[str]:
+    """For the notes of a finding of another family: who waited where when the run stood still."""
+    if not hung(run):
+        return []
+    found = waits(run)
+    return [describe(found)] if any(w.peers for w in found) else []
 
 
 def odd_one_out(found: Sequence[Wait]) -> Wait:

@@ -26,6 +26,8 @@ def killed(run: Run, fall: Fall) -> str | None:
         for event in process.of("oom_kills"):
             if event.t_ns < fall.exit.time_ns + 30_000_000_000:
                 return f"the kernel's counter of out-of-memory kills ({event['scope']}) rose while the job ran"
+    if run.ending.oom_kills:  # the supervisor looks too: it outlives every rank
+        return "the kernel's counter of out-of-memory kills (host) rose while the job ran"
     if slurm_says(run):
         return "Slurm ended the job as OUT_OF_MEMORY"
     if any(LOG_SAYS.search(log[-20_000:]) for log in run.logs.values()):

@@ -15,8 +15,8 @@ Right
     class Lazy(Dataset): ...                      # load in __getitem__, or map one file that all processes share
 
 Known limits
-    Needs a rank on the same host that outlives the killed one by a second. Without that it is LAU102, which says that memory is one
-    possible reason.
+    The counter is that of the whole host: where another job's process was killed for want of memory during this run, and a rank of this
+    one was killed by somebody else, the two are taken for one.
 """
 
 from __future__ import annotations

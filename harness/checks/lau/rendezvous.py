@@ -55,4 +55,4 @@ def _number(asked: object, environment: object) -> int:
     if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0:
         return asked
     text = str(environment or "")
-    return int(text) if text.isdigit() else -1
+    return int(text) if text.isdecimal() else -1

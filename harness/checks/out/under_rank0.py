@@ -53,7 +53,7 @@ class CollectiveUnderRank0(Check):
                 f"{found.event['op']} is called on ranks {some} only; ranks {rest} never come to this statement",
                 where=found.event.where,
                 ranks=found.ranks,
-                notes=[f"collective {found.n} there"],
+                notes=[f"collective {found.n} there", *waits.standing(run)],
                 help="call the collective on every rank: move it out of the rank-dependent branch",
             )
 

@@ -1,0 +1,149 @@
+"""Who fell, where, and by whose hand: exits without an exception, signals and their senders, a dead launcher, a deleted folder."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from builder import event, recording, run
+
+from harness.checks.engine import judge
+from harness.model import Ending
+from harness.record import Run
+
+
+def codes(found: Any) -> list[str]:
+    return [f.code for f in found]
+
+
+def with_ending(made: Run, **changes: Any) -> Run:
+    made.ending = replace(made.ending, **changes)
+    return made
+
+
+# ---- exits
+
+
+@pytest.mark.parametrize(("code", "status", "line"), [(3, 3, 7), (1, "no such data", 7), (255, -1, 7), (3, 4, None), (2, "text", None)])
+def test_the_line_of_an_exit_is_that_of_the_call_that_gives_this_code(code: int, status: Any, line: int | None) -> None:
+    made = run([recording([event("exit_call", code=status, how="sys.exit", line=7)])], exits=(code,))
+    _, found = judge(made, select=("LAU101",))
+    assert codes(found) == ["LAU101"]
+    assert (found[0].where.line if found[0].where else None) == line
+
+
+def test_an_exit_of_one_rank_is_no_parting_of_loops() -> None:
+    from harness.checks.dat import parting
+
+    ranks = [recording([event("exit_call", code=3, how="os._exit", line=9)], rank=0), recording(rank=1)]
+    made = run(ranks, exits=(3, -15))
+    assert parting._failed_before_the_others(made, 0) and not parting._failed_before_the_others(made, 1)
+
+
+# ---- signals
+
+
+def killed(code: int, *more: Any, pid: int = 1001) -> Run:
+    return run([recording(more, rank=0), recording(rank=1)], exits=(-signal.SIGTERM, code))
+
+
+def test_the_line_that_sent_the_signal_is_shown() -> None:
+    made = killed(-signal.SIGKILL)
+    pid = made.ending.exits[1].pid
+    call = event("kill_call", t=1, pid=pid, signal=int(signal.SIGKILL), line=12)
+    made = run([recording([call], rank=0), recording(rank=1)], exits=(0, -signal.SIGKILL))
+    _, found = judge(made, select=("LAU102",))
+    assert codes(found) == ["LAU102"] and found[0].where is not None and found[0].where.line == 12
+    assert "rank 0 sent it" in found[0].notes
+    other = event("kill_call", t=1, pid=pid + 1, signal=int(signal.SIGKILL), line=12)
+    _, silent = judge(run([recording([other], rank=0), recording(rank=1)], exits=(0, -signal.SIGKILL)), select=("LAU102",))
+    assert silent[0].where is None and not any("sent it" in note for note in silent[0].notes)
+
+
+def test_a_rank_that_somebody_terminated_is_the_culprit_and_no_hang() -> None:
+    lost = event("failure", line=5, type="RuntimeError", message="Connection closed by peer [127.0.0.1]:1", op="all_reduce")
+    made = run([recording([lost], rank=0), recording(rank=1)], exits=(1, -signal.SIGTERM))
+    _, found = judge(made, select=("LAU101", "LAU102", "HNG"))
+    assert codes(found) == ["LAU102"] and found[0].ranks == (1,)
+
+
+def test_a_terminated_rank_fell_with_the_one_that_failed() -> None:
+    failed = event("failure", line=5, type="ValueError", message="bad")
+    made = run([recording([failed], rank=0), recording(rank=1)], exits=(1, -signal.SIGTERM))
+    _, found = judge(made, select=("LAU101", "LAU102"))
+    assert codes(found) == ["LAU101"] and found[0].ranks == (0,)
+
+
+def test_the_supervisors_count_tells_an_out_of_memory_kill() -> None:
+    made = run([recording(rank=0)], exits=(-signal.SIGKILL,))
+    assert codes(judge(made, select=("LAU102", "LAU103"))[1]) == ["LAU102"]
+    made = with_ending(run([recording(rank=0)], exits=(-signal.SIGKILL,)), oom_kills=1)
+    assert codes(judge(made, select=("LAU102", "LAU103"))[1]) == ["LAU103"]
+    made = with_ending(run([recording(rank=0)], exits=(-signal.SIGSEGV,)), oom_kills=1)
+    assert codes(judge(made, select=("LAU102", "LAU103"))[1]) == ["LAU102"]
+
+
+# ---- the launcher and the folder
+
+
+def test_a_dead_launcher_is_named_where_no_rank_is_to_blame() -> None:
+    made = run([recording(rank=0), recording(rank=1)], exits=(-15, -15))
+    exits = tuple(replace(e, by_us=True) for e in made.ending.exits)
+    made = with_ending(made, exits=exits, launcher_error="the launcher ended with killed by SIGKILL\nlast words")
+    _, found = judge(made, select=("LAU",))
+    assert codes(found) == ["LAU126"] and found[0].message == "the launcher ended with killed by SIGKILL"
+    assert found[0].notes == ("ranks 0-1 were ended with it", "last words")
+
+
+def test_a_launcher_that_only_passes_on_a_failure_is_not_named() -> None:
+    failed = event("failure", line=5, type="ValueError", message="bad")
+    made = with_ending(run([recording([failed], rank=0)], exits=(1,)), launcher_error="the launcher ended with exit code 1")
+    assert codes(judge(made, select=("LAU126",))[1]) == []
+
+
+def test_a_deleted_run_folder_is_told_and_nothing_else() -> None:
+    made = run([], nproc=2)
+    made = with_ending(made, reason="folder-deleted", started=True)
+    _, found = judge(made, select=("LAU",))
+    assert codes(found) == ["LAU125"] and "was deleted" in found[0].message
+    assert codes(judge(with_ending(run([recording(rank=0)], exits=(0,)), reason="exited"), select=("LAU125",))[1]) == []
+
+
+# ---- dead peers and collectives under one rank
+
+
+def gone(how: str, code: int = 0) -> Run:
+    waits = event("coll", line=20, op="all_reduce", world=True, n=0)
+    lost = event("failure", line=20, type="RuntimeError", message="Connection closed by peer [127.0.0.1]:1", op="all_reduce", phase="train")
+    left = [event("coll", line=3, op="barrier", world=True), event("exit_call", code=0, how=how, line=14), event("end", how=how, code=0)]
+    first = event("coll", line=3, op="barrier", world=True)
+    return run([recording([first, waits, lost], rank=0), recording(left, rank=1)], exits=(1, code))
+
+
+def test_a_rank_that_leaves_by_os_exit_is_a_dead_peer() -> None:
+    _, found = judge(gone("os._exit"), select=("HNG", "OUT101", "LAU101"))
+    assert codes(found) == ["HNG106"]
+    assert found[0].ranks == (1,) and found[0].where is not None and found[0].where.line == 14
+
+
+def test_a_rank_that_comes_to_its_end_leaves_a_lone_collective() -> None:
+    _, found = judge(gone("exit"), select=("OUT101", "LAU101"))
+    assert codes(found) == ["OUT101"] and found[0].where is not None and found[0].where.line == 20
+
+
+def test_a_rank_that_stands_in_its_own_code_does_not_make_a_lone_collective() -> None:
+    first = event("coll", line=3, op="barrier", world=True)
+    wait = event("coll", line=20, op="all_reduce", world=True, n=1)
+    held = event("stall", line=20, op="all_reduce", op_site="/home/u/train.py:20:main", stack=[], inner="all_reduce")
+    stall = event("stall", line=14, op="", op_site="", stack=[{"file": "/home/u/train.py", "line": 14, "func": "main", "text": "wait()"}], inner="wait")
+    made = run([recording([first, wait, held], rank=0), recording([first, stall], rank=1)], exits=(-15, -15), reason="hang")
+    made = with_ending(made, exits=tuple(replace(e, by_us=True) for e in made.ending.exits))
+    _, found = judge(made, select=("HNG", "OUT101"))
+    assert codes(found) == ["HNG101"] and found[0].ranks == (1,)
+    assert found[0].where is not None and found[0].where.line == 14
+
+
+def test_the_ending_of_this_house_has_harmless_defaults() -> None:
+    assert Ending().oom_kills == 0 and Ending().launcher_error == ""
