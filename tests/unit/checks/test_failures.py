@@ -42,6 +42,14 @@ def test_an_exit_of_one_rank_is_no_parting_of_loops() -> None:
     assert parting._failed_before_the_others(made, 0) and not parting._failed_before_the_others(made, 1)
 
 
+def test_a_loader_worker_that_dies_while_it_sends_makes_no_victim() -> None:
+    """recv of a tensor from it says "connection reset by peer", as gloo does for a peer rank."""
+    reset = event("failure", line=5, type="ConnectionResetError", message="[Errno 104] Connection reset by peer", op="data")
+    made = run([recording(rank=0), recording([reset], rank=1)], exits=(-15, 1))
+    _, found = judge(made, select=("LAU101", "HNG"))
+    assert codes(found) == ["LAU101"] and found[0].ranks == (1,) and found[0].message.startswith("rank 1 failed with ConnectionResetError")
+
+
 # ---- signals
 
 
