@@ -252,6 +252,8 @@ def _how_failed(verdict: Verdict) -> str:
         return f"Slurm ended job {job.job_id} as {job.state or 'gone'}"
     if ending.reason == "timeout":
         return f"ended at the limit of {duration(verdict.plan.timeout_s)}; raise it with --timeout"
+    if ending.reason == "folder-deleted":
+        return "ended because its run folder was deleted"
     failed = [e.rank for e in ending.exits if e.code != 0 and not e.by_us]
     return f"{ranks_phrase(failed)} failed" if failed else gist(ending.launcher_error)
 
@@ -261,6 +263,8 @@ def _launcher_error(verdict: Verdict) -> str:
 
 
 def _why_nothing(verdict: Verdict) -> str:
+    if verdict.ending.reason == "fail-fast":
+        return "--fail-fast ended the run for a suspicion that its whole recording does not bear out; run it again without"
     if not any(o.kind in (OutcomeKind.INCONCLUSIVE, OutcomeKind.RAN) for o in verdict.outcomes):
         return "no check applied to this run"
     if not verdict.summary.get("num_steps"):

@@ -41,7 +41,7 @@ def test_fail_on(severity: Severity, fail_on: str, expected: int) -> None:
     assert code(findings=(replace(FINDING, severity=severity),), fail_on=fail_on) == expected
 
 
-@pytest.mark.parametrize("ending", [Ending("hang"), Ending("timeout"), Ending(exits=exits(0, 1)), Ending(exits=exits(-9, 0))])
+@pytest.mark.parametrize("ending", [Ending("hang"), Ending("timeout"), Ending("folder-deleted"), Ending(exits=exits(0, 1)), Ending(exits=exits(-9, 0))])
 def test_a_failure_or_hang_is_1_whatever_fail_on_says(ending: Ending) -> None:
     assert code(ending, fail_on="never") == 1
     assert code(ending, outcomes=LAUNCH_ONLY) == 1

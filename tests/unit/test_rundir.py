@@ -172,3 +172,14 @@ def test_locate_refuses_in_one_line(tmp_path: Path) -> None:
         rundir.locate("empty", tmp_path)
     with pytest.raises(UsageError, match=f"did you mean {folder.name}"):
         rundir.locate(folder.name[:-1] + "x", tmp_path)
+
+
+def test_room_for_the_last_word(tmp_path: Path) -> None:
+    """The run folder holds back what the report will need, and gives it up for it; nothing of it stays."""
+    folder = rundir.create("x", None, tmp_path)
+    reserve = folder / rundir.RESERVE_FILE
+    assert reserve.stat().st_size == rundir.RESERVE_BYTES and reserve.stat().st_blocks * 512 >= rundir.RESERVE_BYTES
+    rundir.write_last(folder / "report.json", {"a": 1})
+    assert not reserve.exists() and rundir.read_json(folder / "report.json") == {"a": 1}
+    rundir.write_last(folder / "report.json", {"a": 2})  # a second time there is none to give up
+    assert rundir.read_json(folder / "report.json") == {"a": 2}

@@ -154,6 +154,44 @@ def test_a_hang_is_stopped_and_said(tmp_path: Path) -> None:
     assert (result.verdict.ending.reason, result.verdict.ending.hang_after_s, result.verdict.exit_code) == ("hang", 20.0, 1)
 
 
+def test_on_hang_dump_tells_and_lets_the_run_go_on(tmp_path: Path) -> None:
+    class Hung(FakeWatch):
+        silent = 20.0
+
+    desk = Desk(tmp_path, watch=Hung, polls=20)
+    result = desk.run(on_hang="dump")
+    assert desk.supervisor.handle is not None and desk.supervisor.handle.stopped is None
+    assert (result.verdict.ending.reason, result.verdict.exit_code) == ("exited", 0)
+    assert desk.shown.count("nothing has moved for 20 s; the run goes on") == 1
+    (dump,) = result.folder.glob("hang-*.json")
+    assert json.loads(dump.read_text())["hang_after_s"] == 20.0
+
+
+def test_what_is_looked_at_while_torch_loads_is_looked_at_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+    with_ranks = Desk(tmp_path, polls=5)
+    with_ranks.session.while_loading = lambda: calls.append(1)
+    with_ranks.run()
+    assert calls == []  # its ranks were there at once: nobody waited for torch
+    loading = Desk(tmp_path, ending=replace(OK, exits=()), polls=5)
+    loading.session.while_loading = lambda: calls.append(1)
+    loading.run()
+    assert calls == [1] and loading.session.while_loading is None
+
+
+def test_a_deleted_run_folder_is_made_again_for_the_report(tmp_path: Path) -> None:
+    import shutil
+
+    def deleting(plan: Plan, folder: Path) -> None:
+        shutil.rmtree(folder)
+
+    desk = Desk(tmp_path, deleting, ending=replace(OK, reason="folder-deleted"))
+    result = desk.run()
+    assert result.verdict.exit_code == 1 and "its run folder was deleted" in desk.shown
+    assert report_in(result.folder)["exit_code"] == 1 and (result.folder / "plan.json").is_file()
+    assert result.folder.stat().st_mode & 0o077 == 0
+
+
 def test_the_wall_limit_ends_a_run(tmp_path: Path) -> None:
     desk = Desk(tmp_path, polls=1000)
     result = desk.run(plan={"timeout_s": 1e-9})
