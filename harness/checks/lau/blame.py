@@ -69,7 +69,7 @@ def is_victim(event: Event) -> bool:
     """Whether a failure event says that a peer went away."""
     text = f"{event['type']}: {event['message']}"
     lost = bool(PEER_GONE.search(text)) and event["op"] != "data"  # there the peer is a loader worker of its own
-    return lost or event["type"] == "KeyboardInterrupt"
+    return lost or bool(event["type"] == "KeyboardInterrupt")
 
 
 def failures(run: Run) -> Iterator[tuple[int, Recording, Event]]:
