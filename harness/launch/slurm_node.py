@@ -61,6 +61,7 @@ class Node(Supervisor):
         self._launched_at: float | None = None
         self._linger_until = 0.0
         self._in_reference = False
+        self._log_at = 0
         self._folder = run_dir
         self._enter(run_dir)
         self._tell({"ev": "hello", **self._facts()})
@@ -198,13 +199,22 @@ class Node(Supervisor):
     def _may_retry(self, ending: dict[str, Any]) -> bool:
         if ending["started"] or self._endpoint is None or self._endpoint.number + 1 >= MAX_TRIES or self._leaving:
             return False
-        taken = self.agent == 0 and any(words in ending["launcher_error"] for words in PORT_TAKEN)
-        return taken or ending["reason"] == RETRY
+        return ending["reason"] == RETRY or (self.agent == 0 and self._port_was_taken())
+
+    def _port_was_taken(self) -> bool:
+        """Whether the agent's log says so; the line stands above a long traceback."""
+        try:
+            said = (self.private / protocol.LOG_DIR / AGENT_LOG).read_text("utf-8", "replace")
+        except OSError:
+            return False
+        return any(words in said[self._log_at :] for words in PORT_TAKEN)
 
     def _after(self, ending: dict[str, Any]) -> None:
         if self._may_retry(ending):
             assert self._endpoint is not None
             self.ending = None
+            log = self.private / protocol.LOG_DIR / AGENT_LOG
+            self._log_at = len(log.read_text("utf-8", "replace")) if log.is_file() else 0  # what the next try says stands behind it
             return self.launch(self._endpoint.number + 1)
         clean = ending["reason"] == "exited" and not ending["launcher_error"] and all(e["code"] == 0 for e in ending["exits"]) and ending["started"]
         reference = self.run_dir / rundir.REFERENCE_DIR

@@ -40,6 +40,8 @@ class RunFolderNotShared(Check):
         tasks = run.plan.world_size if slurm is not None and slurm.ranks == "task" else run.plan.nodes
         if job.rejected or run.ending.reason not in ("exited", "launch-failed") or job.state != "FAILED" or len(run.nodes) >= tasks:
             return
+        if not run.nodes and len(run.ending.launcher_error.splitlines()) > 1:
+            return  # the job's own log came through the folder, so it is shared: what stands there is the cause
         seen = sorted({str(told.get("node")) for told in run.nodes})
         yield self.finding(
             f"{tasks - len(run.nodes)} of {tasks} tasks left no word in the run folder: it is not the same folder on every node",

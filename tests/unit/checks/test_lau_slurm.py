@@ -162,4 +162,9 @@ def test_a_folder_that_not_all_nodes_share() -> None:
     made = job("FAILED", nodes=[node(0)], exits=())
     assert said(RunFolderNotShared, made) == ["1 of 2 tasks left no word in the run folder: it is not the same folder on every node"]
     assert said(RunFolderNotShared, job("FAILED", exits=((0, 1, False), (1, -15, True)))) == []
+    none = job("FAILED", nodes=[], exits=(), reason="launch-failed")
+    none.ending = replace(none.ending, launcher_error="job 77 ended as FAILED before a rank was started")
+    assert said(RunFolderNotShared, none) == ["2 of 2 tasks left no word in the run folder: it is not the same folder on every node"]
+    none.ending = replace(none.ending, launcher_error="job 77 ended as FAILED before a rank was started\nmodule: command not found")
+    assert said(RunFolderNotShared, none) == []
     assert said(RunFolderNotShared, job("NODE_FAIL", nodes=[node(0)], reason="scheduler")) == []
