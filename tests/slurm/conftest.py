@@ -76,12 +76,13 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def start(self, cwd: Path, *words: str, **env: str) -> Run:
+    def start(self, cwd: Path, *words: str, user: int | None = None, **env: str) -> Run:
         log = Path(tempfile.mkstemp(dir=cwd, prefix="out-", suffix=".log")[1])
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "harness", *words], cwd=cwd, env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-            )
+                [sys.executable, "-m", "harness", *words], cwd=cwd, env={**self.env, **env}, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                user=user,
+            )  # fmt: skip
         return Run(process, log)
 
     def run(self, cwd: Path, *words: str, **env: str) -> tuple[int, str]:

@@ -154,17 +154,6 @@ def test_a_batch_script_to_copy_runs_and_its_output_is_the_report(cluster: Clust
     assert done.returncode == 0 and "verdict     sane" in said, said + done.stderr
 
 
-def test_two_users_side_by_side(cluster: Cluster, desk: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Two runs of the same script at once, each in its own folder: ports, folders and names do not meet."""
-    other = tmp_path_factory.mktemp("other")
-    shutil.copy(desk / "tiny.py", other / "tiny.py")
-    first, second = cluster.start(desk, "run", "tiny.py", *TASKS), cluster.start(other, "run", "tiny.py", *TASKS)
-    for run in (first, second):
-        code, text = run.end(180)
-        assert code == 0, text
-    assert losses(report(desk)) == losses(report(other))
-
-
 def test_without_accounting_all_is_the_same(cluster: Cluster, desk: Path) -> None:
     plain = bring_up("--nodes", "2", "--no-accounting")
     try:

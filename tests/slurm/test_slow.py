@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, Cluster
-from test_core import TASKS, codes, report
+from test_core import TASKS, codes, losses, report
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -85,8 +90,46 @@ def test_a_hang_is_seen_across_nodes(cluster: Cluster, desk: Path) -> None:
     cluster.nothing_left(str(desk))
 
 
+NOBODY = 65534
+
+
+def second_user() -> int | None:
+    """Another user, where one can run this Python; else None: two runs of one user."""
+    try:
+        tried = subprocess.run([sys.executable, "-c", "import harness"], user=NOBODY, capture_output=True, cwd="/")
+    except OSError:
+        return None
+    return NOBODY if tried.returncode == 0 else None
+
+
+def test_two_users_side_by_side(cluster: Cluster, desk: Path) -> None:
+    """The same script at once, each in a folder of its own: ports, folders and names do not meet, and neither can read the other's."""
+    user = second_user()
+    owner = os.getuid() if user is None else user
+    other = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        shutil.copy(desk / "tiny.py", other / "tiny.py")
+        os.chown(other, owner, owner)
+        first, second = cluster.start(desk, "run", "tiny.py", *TASKS), cluster.start(other, "run", "tiny.py", *TASKS, user=user, HOME=str(other))
+        for run in (first, second):
+            code, text = run.end(240)
+            assert code == 0, text
+        assert losses(report(desk)) == losses(report(other))
+        run_dir = (other / ".harness" / "latest").resolve()
+        assert {path.stat().st_uid for path in run_dir.rglob("*")} == {owner}
+        assert run_dir.stat().st_mode & 0o077 == 0
+    finally:
+        shutil.rmtree(other)
+
+
+@pytest.mark.timeout(2400)
 def test_every_scenario_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
-    code, text = cluster.start(tmp_path, "run", "all", "--launcher", "slurm", "--nodes", "2", "-n", "2", "--no-reference", "--slurm", "parallel=1").end(580)
+    """hogwild is for one node: its ranks share memory."""
+    names = sorted(path.stem for path in (ROOT / "scenarios").glob("*.py") if path.stem != "hogwild")
+    words = ("--launcher", "slurm", "--nodes", "2", "-n", "2", "--no-reference", "--slurm", "parallel=1")
+    code, text = cluster.start(tmp_path, "run", *names, *words).end(2000)
+    alone, said = cluster.start(tmp_path, "run", "hogwild", "--launcher", "slurm", "--no-reference").end(300)
+    assert alone == 0, said
     reports = {r["name"]: r for r in (json.loads(path.read_text()) for path in (tmp_path / ".harness").glob("2*/report.json"))}
     assert set(reports) == {path.stem for path in (ROOT / "scenarios").glob("*.py")}
     assert {name: r["verdict"] for name, r in reports.items() if r["verdict"] != "sane"} == {}, text[-3000:]
