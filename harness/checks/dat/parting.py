@@ -170,7 +170,14 @@ def _failed_in(run: Run, one: Pass) -> bool:
 def _failed_before_the_others(run: Run, rank: int) -> bool:
     """This rank's own failure came first: it did not leave, it broke."""
     first = blame.culprit(run)
-    if first is not None and first.rank == rank and not first.victim and first.exit is not None and first.event is None and first.exit.code != ABORT:
+    if (
+        first is not None
+        and first.rank == rank
+        and not first.victim
+        and first.exit is not None
+        and first.event is None
+        and first.exit.code != ABORT
+    ):
         return True  # an exit code of its own or a signal, without an exception; gloo aborts where collectives do not fit
     times = {r: rec.of(protocol.FAILURE)[0].t_ns for r, rec in enumerate(run.ranks) if rec is not None and rec.of(protocol.FAILURE)}
     return rank in times and times[rank] == min(times.values())

@@ -2,7 +2,7 @@
 
 What it does
     In a run that stands still, some ranks are inside init_process_group. The finding names the ranks that are missing and what they do
-    instead. An error.
+    instead, or the addresses where those differ. An error. Ranks that the script spawned itself count where they asked for a group.
 
 Why it is bad
     The default patience of torch is 10 to 30 minutes, and its message names no rank.
@@ -39,11 +39,23 @@ class MissingPeerAtStart(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         if not waits.hung(run):
             raise NotApplicable("the run did not hang")
-        stuck = [(rank, r, event) for rank, r in rendezvous.mains(run) if (event := rendezvous.waiting(r)) is not None]
+        ranked = rendezvous.ranked(run)
+        stuck = [(rank, r, event) for rank, r in ranked if (event := rendezvous.waiting(r)) is not None]
         if not stuck:
             return
         inside = {rank for rank, _, _ in stuck}
-        missing = [rank for rank in range(run.plan.world_size) if rank not in inside]
+        world_size = max([run.plan.world_size, *(rendezvous.effective(r)[1] for _, r, _ in stuck)])
+        missing = [rank for rank in range(world_size) if rank not in inside]
+        places = {rank: rendezvous.address(r) for rank, r, _ in stuck}
+        if not missing and len(set(places.values())) > 1:
+            yield self.finding(
+                f"{blame.plural(sorted(inside))} wait in init_process_group, each at an address of its own",
+                where=stuck[0][2].where,
+                ranks=sorted(inside),
+                notes=[f"rank {rank}: {place}" for rank, place in sorted(places.items())[:8]],
+                help="choose address and port once, before the ranks are started, and hand them to all",
+            )
+            return
         standing = {w.rank: w.sentence for w in waits.waits(run)}
         message = f"{blame.plural(sorted(inside))} wait{'s' if len(inside) == 1 else ''} in init_process_group"
         yield self.finding(

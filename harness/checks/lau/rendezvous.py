@@ -56,3 +56,24 @@ def _number(asked: object, environment: object) -> int:
         return asked
     text = str(environment or "")
     return int(text) if text.isdecimal() else -1
+
+
+def ranked(run: Run) -> list[tuple[int, Recording]]:
+    """Launched processes, and children that asked for a group; where children did, a parent that never asked is no rank."""
+    children = [(r.rank if r.rank >= 0 else effective(r)[0], r) for r in run.processes if r.role != "main" and r.of("pg")]
+    parents = {r.ppid for _, r in children}
+    return [*((rank, r) for rank, r in mains(run) if r.pid not in parents or r.of("pg")), *children]
+
+
+def address(recording: Recording) -> str:
+    """Where the process looked for the others."""
+    calls = recording.of("rendezvous")
+    if not calls:
+        return "address unknown"
+    event = calls[-1]
+    method = event["method"]
+    return (
+        f"init_method {method}"
+        if method and method != "env://"
+        else f"MASTER_ADDR {event['address'] or 'unset'}, MASTER_PORT {event['port'] or 'unset'}"
+    )

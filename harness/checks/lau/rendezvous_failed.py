@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import rendezvous
 from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.record import Event, Run
 
 
 class RendezvousFailed(Check):
@@ -38,7 +38,7 @@ class RendezvousFailed(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         if not any(r.of("pg") for r in run.processes):
             raise NotApplicable("no process group was asked for")
-        failed = [(rank, r, e) for rank, r in _ranked(run) if (e := rendezvous.init_failure(r)) is not None and _is_rendezvous(e)]
+        failed = [(rank, r, e) for rank, r in rendezvous.ranked(run) if (e := rendezvous.init_failure(r)) is not None and _is_rendezvous(e)]
         if not failed:
             return
         rank, recording, event = min(failed, key=lambda item: item[2].t_ns)
@@ -48,7 +48,7 @@ class RendezvousFailed(Check):
             f"rank {rank} could not join the process group: {self._reason(text)}",
             where=call.where or event.where,
             ranks=sorted({r for r, _, _ in failed}),
-            notes=[_address(recording), f"{event['type']}: {text.splitlines()[0][:300] if text else ''}"],
+            notes=[rendezvous.address(recording), f"{event['type']}: {text.splitlines()[0][:300] if text else ''}"],
             help=self._help(text),
         )
 
@@ -79,27 +79,3 @@ class RendezvousFailed(Check):
 
 def _is_rendezvous(event: Event) -> bool:
     return bool(rendezvous.FAILED.search(f"{event['type']}: {event['message']}"))
-
-
-def _ranked(run: Run) -> list[tuple[int, Recording]]:
-    """Launched processes, and children that asked for a group."""
-    children = [(r.rank if r.rank >= 0 else _asked(r), r) for r in run.processes if r.role != "main" and r.of("pg")]
-    return [*rendezvous.mains(run), *children]
-
-
-def _asked(recording: Recording) -> int:
-    rank, _ = rendezvous.effective(recording)
-    return rank
-
-
-def _address(recording: Recording) -> str:
-    calls = recording.of("rendezvous")
-    if not calls:
-        return "address unknown"
-    event = calls[-1]
-    method = event["method"]
-    return (
-        f"init_method {method}"
-        if method and method != "env://"
-        else f"MASTER_ADDR {event['address'] or 'unset'}, MASTER_PORT {event['port'] or 'unset'}"
-    )

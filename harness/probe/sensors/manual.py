@@ -38,7 +38,9 @@ def leaves(loss: Any) -> dict[int, Any]:
 
 def look() -> None:
     """Called before each backward: write a row if the leaves of the last one have changed by hand since."""
-    if not _leaves:
+    from . import steps
+
+    if not _leaves or steps.under_way():
         return
     if S.steps_by_optimizer != _counts["optimizer_steps"]:
         _counts["optimizer_steps"] = S.steps_by_optimizer

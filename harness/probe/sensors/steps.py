@@ -128,6 +128,11 @@ def _closure(args: Any, kwargs: Any) -> Any:
     return (args[1] if len(args) > 1 else None) or (kwargs or {}).get("closure")  # args[0] is the optimizer itself
 
 
+def under_way() -> bool:
+    """Whether an optimizer is inside its step: the backwards that come now are its closure's."""
+    return bool(_pending or _light)
+
+
 def _inside_another() -> bool:
     """Whether another optimizer's step() is under way: ZeroRedundancyOptimizer and its like hand their step on to one that holds a part."""
     if not (_pending or _light):

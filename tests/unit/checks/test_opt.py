@@ -8,7 +8,21 @@ import pytest
 from builder import event, findings
 from replica_runs import NAMES, by_rank, setup, two_ranks
 
-from harness.checks.opt import accumulation, cleared, clip_scaled, edited, lr, mean_of_means, scaler, scheduler, stale, sum_loss, zero_grad
+from harness.checks.opt import (
+    accumulation,
+    cleared,
+    clip_scaled,
+    closure_local,
+    edited,
+    lr,
+    mean_of_means,
+    same_gradient,
+    scaler,
+    scheduler,
+    stale,
+    sum_loss,
+    zero_grad,
+)
 from harness.checks.registry import all_checks
 from harness.probe.protocol import FLAG_ALL_NONE, FLAG_CHANGED, FLAG_DDP, FLAG_ZEROED
 from harness.record import Event, Run
@@ -26,7 +40,22 @@ def accumulated(count: int, **loss: Any) -> Any:
     return lambda rank: [event("loss", line=30, **(LOSS | loss)), *[event("accumulation", line=30, opt=0, s=s, sites=[[site, count]]) for s in range(6)]]
 
 
+def searched(rank: int) -> list[Event]:
+    """LBFGS under a sync by hand."""
+    moved = [event("coll", line=42, op="all_reduce", numel=40, s=s) for s in range(1, 6)]
+    backward = event("accumulation", line=40, opt=0, s=0, sites=[])
+    return [*setup(rank, ddp=False, kind="LBFGS"), backward, event("accumulation", line=40, opt=0, s=9, sites=[]), *moved]
+
+
+def lent(rank: int) -> list[Event]:
+    """A gradient that was set once."""
+    return [*setup(rank, ddp=False), event("accumulation", line=41, opt=0, sites=[]), event("gradients", opt=0, at_step={"0": [0.5]}, local={"0": [0.1]})]
+
+
 FAULTS: dict[str, tuple[Any, Run, int | None]] = {
+    "same_gradient": (same_gradient, two_ranks(steps=20, ddp=False, setup_of=lent, each=lambda r, s: {"grad": 7, "loss": 1.0 + s}), 41),
+    "closure_local": (closure_local, two_ranks(ddp=False, setup_of=searched,
+                      each=lambda r, s: {"grad": 0, "loss": 1.0 + r, "param": 100 + s + r * (s > 5)}), 40),
     "stale": (stale, two_ranks(each=by_rank(flags=(FLAG_DDP | FLAG_ALL_NONE, FLAG_DDP | FLAG_ALL_NONE))), 22),
     "orphaned": (stale, two_ranks(setup_of=lambda r: [*setup(r)[:3], event("params", line=22, opt=0, kind="SGD", names=NAMES, ddp=[0] * 4,
                                                                             owned=[True, True, True, False])], ungraded=(3,)), None),
