@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
+from harness import columns
 from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
 from harness.probe import protocol
@@ -62,7 +63,8 @@ class GradientNeverChanges(Check):
 def _longest(recording: Recording) -> tuple[int, int, int] | None:
     """(optimizer, first step, number) of the longest run of equal gradients under losses that change."""
     best: tuple[int, int, int] | None = None
-    grads = recording.column("grad")
+    lower = memoryview(columns.digest(recording.rows, "grad")[0]).cast("I")
+    grads = [g for g in lower if g]
     if len(grads) - len(set(grads)) < MIN_STEPS - 1:  # the common case, without cutting out a row
         return None
     rows = [r for r in recording.all_rows() if r.opt != BY_HAND and r.grad and not r.flags & protocol.FLAG_ALL_NONE]
