@@ -11,9 +11,6 @@ from typing import Any
 
 from harness import attempt, errors, rundir, suppress
 from harness.errors import UsageError
-from harness.launch.slurm import job_of
-from harness.launch.slurm_follow import Follower, ending_of
-from harness.launch.slurm_layout import num_agents
 from harness.model import Ending, Finding, Plan, RankExit, Scheduler, Severity, Verdict
 from harness.probe import protocol
 from harness.record import Run, assemble, load_recordings
@@ -186,11 +183,17 @@ def suspects(folder: Path, plan: Plan, judging: Judging, cores: int, number: int
 
 def all_told(folder: Folder) -> bool:
     """Whether every node of a Slurm run has told its ending."""
+    from harness.launch.slurm_follow import Follower  # no run on this machine alone pays for it
+    from harness.launch.slurm_layout import num_agents
+
     return len(Follower(folder.path, attempt.newest(folder.path)).poll().endings) >= num_agents(folder.plan)
 
 
 def _told_ending(folder: Folder, alive: bool) -> Ending:
     """How far a run on Slurm is, by its nodes' own words, where no controller wrote it down."""
+    from harness.launch.slurm import job_of
+    from harness.launch.slurm_follow import Follower, ending_of
+
     number = attempt.newest(folder.path)
     scheduler = Scheduler(job_of(folder.path), attempt=number)
     if alive:

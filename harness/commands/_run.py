@@ -88,8 +88,7 @@ def job_of_script(
 
 
 def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], detach: bool) -> int:
-    from harness.launch import driver, slurm_shared
-    from harness.launch.slurm import SlurmLauncher
+    from harness.launch import driver
     from harness.report import console, live
     from harness.session import Session
     from harness.watch.view import View
@@ -107,9 +106,7 @@ def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], det
         screen.note(f"left by another job and not passed on: {', '.join(stale)}")
     local = driver.Supervisor()
     on_slurm = [job for job, _ in jobs if job.plan.launcher == "slurm"]
-    queue = SlurmLauncher(local) if on_slurm else None
-    if on_slurm and (doubt := slurm_shared.doubt(cwd / (on_slurm[0].settings["out"] or "."))):
-        screen.note(doubt)
+    queue = _slurm_queue(local, screen, cwd / (on_slurm[0].settings["out"] or ".")) if on_slurm else None
     session = Session(screen, local, driver.command, View, cwd, slurm=queue, detach=detach)
     session.while_loading = lambda: _look_around(screen, jobs)
     results = session.run(jobs)
@@ -149,6 +146,16 @@ def _look_around(screen: Any, jobs: list[Any]) -> None:
     for line in examine(Host(plan.nproc, plan.nodes), quick_only=True):
         if line.level != OK:
             screen.note(f"{line.name}: {line.says}" + (f"; {line.fix}" if line.fix else "") + " (harness doctor tells more)")
+
+
+def _slurm_queue(local: Any, screen: Any, place: Path) -> Any:
+    """The launcher of a cluster; says at once where its nodes may not see the run folder."""
+    from harness.launch import slurm_shared
+    from harness.launch.slurm import SlurmLauncher
+
+    if doubt := slurm_shared.doubt(place):
+        screen.note(doubt)
+    return SlurmLauncher(local)
 
 
 def _emit_files(results: list[Any], wanted: list[Target], code: int, cwd: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from controller_samples import FAKES, FakeSupervisor, FakeWatch, exits, fake_judge, make_plan, write_recording
 
@@ -17,6 +18,8 @@ from harness.model import Ending, Plan, Scenario, Scheduler, Slurm
 from harness.planning import Job
 from harness.queueing import shown
 from harness.replay import Judging
+from harness.report import json as report_json
+from harness.report import junit
 from harness.report.console import Style
 from harness.report.live import Live
 from harness.session import Session
@@ -188,6 +191,9 @@ def test_who_leaves_one_element_leaves_them_all_at_once(tmp_path: Path) -> None:
     desk.session.watch = Struck
     results = desk.run("a", "b", "c")
     assert [status(r) for r in results] == ["detached"] * 3
+    document = report_json.session([r.report for r in results], 130)
+    jsonschema.validate(document, json.loads(report_json.SCHEMA_FILE.read_text()))
+    assert junit.render([r.report for r in results]).count("still running or killed") >= 3
 
 
 def test_attach_follows_a_run_that_was_left(tmp_path: Path) -> None:
