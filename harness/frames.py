@@ -6,6 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from harness.model import Where
+
 _HARNESS = Path(__file__).resolve().parent
 SYSTEM = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|_harness_probe|^<")
 
@@ -23,3 +25,19 @@ def is_ours(file: str) -> bool:
 
 def is_users(file: str) -> bool:
     return bool(file) and not is_ours(file) and not SYSTEM.search(file)
+
+
+FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
+
+
+def dumped(log: str) -> list[Where]:
+    """The user's frames of the stack that faulthandler wrote last, innermost first: of the current thread, else of the first that has any."""
+    at = log.rfind("Fatal Python error")
+    if at < 0:
+        return []
+    blocks = sorted(re.split(r"\n\s*\n", log[at:]), key=lambda block: "Current thread" not in block)
+    for block in blocks:
+        found = [Where(file, int(line), function) for file, line, function in FRAME.findall(block) if is_users(file)]
+        if found:
+            return found
+    return []

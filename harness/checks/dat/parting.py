@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from harness import frames
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.checks.lau import blame
@@ -206,13 +207,13 @@ def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None
     ended = recording.of(protocol.END)
     if ended and not recording.of(protocol.FAILURE):
         return False
-    frames = _last_frames(run, recording)
-    if not frames or (len(frames) == 1 and not any(frames[0].function == r.get("func") for r in ranges)):
+    seen = _last_frames(run, recording)
+    if not seen or (len(seen) == 1 and not any(seen[0].function == r.get("func") for r in ranges)):
         return None  # a last collective inside a helper does not say where the helper was called
     return any(
         PurePath(f.file).name == PurePath(str(r.get("file"))).name
         and passes.number(r.get("first")) <= f.line <= passes.number(r.get("last"))
-        for f in frames
+        for f in seen
         for r in ranges
     )
 
@@ -221,9 +222,11 @@ def _last_frames(run: Run, recording: Recording) -> list[Where]:
     """Frames of the main thread where it was seen last: stacks on request, a stall, its failure, or its last collective."""
     for stacks in run.ending.stacks:
         if stacks.rank == recording.rank:
-            for name, frames in stacks.threads.items():
+            for name, stack in stacks.threads.items():
                 if "main" in name.lower():
-                    return list(frames)
+                    return list(stack)
+    if dump := frames.dumped(run.logs.get(recording.rank, "")):
+        return dump
     candidates: list[tuple[int, list[Where]]] = []
     for kind, key in (("stall", "stack"), (protocol.FAILURE, "frames")):
         for event in recording.of(kind)[-1:]:

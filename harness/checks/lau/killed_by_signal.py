@@ -27,13 +27,12 @@ import re
 import signal
 from collections.abc import Iterable
 
+from harness import frames
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import blame, oom
-from harness.frames import is_users
 from harness.model import Finding, Severity, Where
 from harness.record import Run
 
-FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
 SAID = re.compile(
     r"(terminate called after throwing.*|what\(\):.*|.*(Check failed|Assertion).*|.*EnforceNotMet.*|.*op\.preamble\.length.*)",
     re.IGNORECASE,
@@ -41,17 +40,8 @@ SAID = re.compile(
 
 
 def dying_frame(log: str) -> Where | None:
-    """The innermost user frame of the stack that faulthandler wrote last: of the current thread, else of any."""
-    at = log.rfind("Fatal Python error")
-    if at < 0:
-        return None
-    blocks = re.split(r"\n\s*\n", log[at:])
-    blocks.sort(key=lambda block: "Current thread" not in block)
-    for block in blocks:
-        for file, line, function in FRAME.findall(block):
-            if is_users(file):
-                return Where(file, int(line), function)
-    return None
+    """Where the process was when it died."""
+    return next(iter(frames.dumped(log)), None)
 
 
 class KilledBySignal(Check):

@@ -38,10 +38,8 @@ class LocalRankArgument(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         mains = rendezvous.mains(run)
         declared = [(rank, r, e) for rank, r in mains for e in r.of("local_rank_argument")[:1]]
-        if not declared:
-            raise NotApplicable("the script declares no --local-rank argument")
         if len(mains) < 2:
-            raise NotApplicable("one process was started")
+            raise NotApplicable("fewer than two processes were started")
         passed = [rank for rank, r, _ in declared if any("local_rank" in a.replace("-", "_") for a in _argv(r))]
         wrong = [(rank, r, e) for rank, r, e in declared if rank not in passed and e["default"] != _local_rank(r)]
         harm = self._harm(run, mains)

@@ -66,11 +66,11 @@ class Replicas:
         return {n for e in events for n, w in zip(e["names"] or (), e["ddp"] or (), strict=False) if isinstance(w, int) and w >= 0}
 
     def grad_site(self, opt: int, step: int | None = None) -> Where | None:
-        """The backward before a step of this optimizer."""
-        for recording in self.run.present:
-            for event in recording.of("accumulation"):
-                if event["opt"] == opt and (step is None or event.step >= step) and event.where:
-                    return event.where
+        """The backward before a step of this optimizer: the first one told from that step on, else the last one told before."""
+        told = [e for r in self.run.present for e in r.of("accumulation") if e["opt"] == opt and e.where]
+        later = [e for e in told if step is None or e.step >= step]
+        if later or told:
+            return (later or told[-1:])[0].where
         return first_where(self.run, "accumulation") or first_where(self.run, "loss")
 
 
