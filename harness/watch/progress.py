@@ -29,6 +29,7 @@ DEAD_PEER_S = 3.0
 BUSY_SHARE = 0.1  # of one core; a process that waits in gloo uses under 0.01
 OWN_WAITS = {"data"}  # waits that no other rank can end
 LOCAL_OPS = {"backward", "ddp_forward"}  # communicate, but compute too: a dead peer does not prove that they wait
+PURE_WAITS = {"barrier", "monitored_barrier", "destroy"}  # nothing is computed there: CPU used meanwhile is a thread's that helps nobody
 MAX_PACES = 512
 
 
@@ -126,7 +127,7 @@ class Watch:
 
     def _is_busy(self, page: Page, silent_s: float) -> bool:
         """Uses the CPU. A call that waits for a GPU spins there too: that is no work, but computing outside such a call is."""
-        if page.status.op and page.status.op not in OWN_WAITS | LOCAL_OPS | {"init"}:  # spinning there, or a thread of the script's own, is no progress
+        if page.status.op in PURE_WAITS:
             return False
         used_s = self._pages.host.cpu_s(page.stem) - self._cpu_s.get(page.stem, 0.0)
         return used_s > BUSY_SHARE * silent_s and (not page.status.op or not self._pages.host.holds_gpu(page.stem))
