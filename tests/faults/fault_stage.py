@@ -149,7 +149,7 @@ class Hand(threading.Thread):
     def run(self) -> None:
         if self.case.outside is None:
             return
-        while not any(self.folder.glob("here*")):
+        while not any(path.read_text().isdigit() for path in self.folder.glob("here*")):  # written, not only opened
             if self._over.wait(0.02):
                 return
         OUTSIDE[self.case.outside](self)

@@ -89,6 +89,16 @@ def test_a_rank_that_uses_the_cpu_gets_nine_times_the_limit(make: Make) -> None:
     assert ranks.hung_after() == 90.0
 
 
+@pytest.mark.parametrize(("op", "limit_s"), [("ddp_init", 180.0), ("init", 180.0), ("backward", 180.0), ("barrier", 20.0), ("destroy", 20.0)])
+def test_a_call_that_also_computes_may_be_busy_and_one_that_only_waits_may_not(make: Make, op: str, limit_s: float) -> None:
+    """The constructor of DDP imports torch._dynamo: seconds of CPU, and all ranks are in it."""
+    ranks = make()
+    ranks.busy.update((100, 101))
+    ranks.write(0, op, 0)
+    ranks.write(1, op, 0)
+    assert ranks.hung_after() == limit_s
+
+
 def test_waiting_for_a_gpu_is_not_work(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = make()
     ranks.busy.update((100, 101))
