@@ -163,6 +163,8 @@ def _on_open(path: Any, mode: Any, flags: Any) -> None:
     full = os.path.abspath(os.fsdecode(path))
     if full.endswith((".py", ".pyc", ".so")) or _boring(full) or not (writing or _fresh(full)):
         return
+    if writing and os.path.isdir(full):
+        return  # tempfile opens its folder and makes the file by an opener of its own
     _note_open(full, _kind(mode, flags) if writing else "r")
 
 
