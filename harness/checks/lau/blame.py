@@ -26,6 +26,7 @@ PEER_GONE = re.compile(
     r"|nccl communicator was aborted|monitoredbarrier",
     re.IGNORECASE | re.DOTALL,
 )
+OWN_PEER = re.compile(r"multiprocessing/connection\.py|torch/utils/data/dataloader\.py")
 PASSED_ON = ("ProcessRaisedException", "ProcessExitedException")  # torch.multiprocessing.spawn in the parent
 WORKER = re.compile(r"^Caught \w+ in (\w+ worker process \d+)\.")
 INNER_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)$', re.MULTILINE)
@@ -68,7 +69,8 @@ class Fall:
 def is_victim(event: Event) -> bool:
     """Whether a failure event says that a peer went away."""
     text = f"{event['type']}: {event['message']}"
-    lost = bool(PEER_GONE.search(text)) and event["op"] != "data"  # there the peer is a loader worker of its own
+    own = event["op"] == "data" or bool(OWN_PEER.search(str(event["trace"] or "")))  # the peer is a loader worker of its own
+    lost = bool(PEER_GONE.search(text)) and not own
     return lost or bool(event["type"] == "KeyboardInterrupt")
 
 

@@ -63,6 +63,9 @@ class RankFailed(Check):
 
     def _exit_site(self, run: Run, fall: blame.Fall) -> Where | None:
         recording = run.ranks[fall.rank] if 0 <= fall.rank < len(run.ranks) else None
+        if fall.event is not None:  # torch's own SIGCHLD handler may raise it where no line of the user's is on the stack
+            loaders = recording.of("loader") if recording is not None and "DataLoader worker" in fall.headline else []
+            return loaders[-1].where if loaders else None
         code = fall.exit.code if fall.exit is not None else 1
         calls = [e for e in (recording.of("exit_call") if recording is not None else []) if blame.ends_with(e, code)]
         return next((e.where for e in calls[::-1] if e.where is not None), None)
