@@ -40,10 +40,12 @@ class WorkersKeepEpoch(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
-        lasting = [p for p in passes.training(run) if p.opened["persistent"] and passes.number(p.opened["num_workers"]) > 0]
-        lasting = [p for p in lasting if p.opened["epochs"]]
+        dated = [p for p in passes.training(run) if passes.number(p.opened["num_workers"]) > 0 and p.opened["epochs"]]
+        if not dated:
+            raise NotApplicable("no training pass with workers over a dataset that keeps an epoch")
+        lasting = [p for p in dated if p.opened["persistent"]]
         if not lasting:
-            raise NotApplicable("no training pass with persistent workers over a dataset that keeps an epoch")
+            return  # workers that are made anew for each pass know the epoch
         groups = [g for g in passes.by_key(lasting) if len({repr(p.opened["epochs"]) for p in g}) > 1]
         groups = [g for g in groups if all(len(p.rows) >= MIN_SAMPLES for p in g)]
         if not groups:

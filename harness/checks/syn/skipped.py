@@ -24,8 +24,8 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check
 from harness.checks.syn import replicas
-from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.model import Finding, Severity, Where
+from harness.record import Event, Recording, Run, where_of
 
 
 class BatchSkipped(Check):
@@ -52,7 +52,7 @@ class BatchSkipped(Check):
                     yield self.finding(
                         f"rank {ahead[0]} drew {counts[ahead[0]]} batches before step {step.index}, the others {min(counts)}: "
                         "a batch was skipped there",
-                        where=facts.grad_site(step.number("opt")[0], step.index),
+                        where=_continue_at(run, ahead[0], step.index) or facts.grad_site(step.number("opt")[0], step.index),
                         ranks=ahead,
                         notes=["gradients of different batches are averaged from here on"],
                         help="decide on all ranks together (all-reduce the condition) before skipping a batch",
@@ -70,12 +70,21 @@ class BatchSkipped(Check):
             if dry and not others:
                 yield self.finding(
                     f"rank {rank} drew {dry[0]['num_batches']} batches of a pass and took {dry[0]['steps']} steps: it skips batches that the others train on",
-                    where=facts.grad_site(0, max(0, dry[0].step - 1)),
+                    where=_continue_at(run, rank, dry[0].step) or facts.grad_site(0, max(0, dry[0].step - 1)),
                     ranks=(rank,),
                     notes=["before, it took a step for each batch"],
                     help="decide on all ranks together (all-reduce the condition) before skipping a batch; do not swallow an exception on one rank",
                 )
                 return
+
+
+def _continue_at(run: Run, rank: int, step: int) -> Where | None:
+    """The condition of the one `continue` in the loop over the loader that this step belongs to."""
+    recording = run.ranks[rank]
+    over = next((e.where for e in recording.of("pass") if e["backwards"] and e.step >= step), None) if recording is not None else None
+    loops = [e for e in recording.of("loop") if e["of"] == "loader" and e.where == over] if recording is not None and over else []
+    exits = [x for e in loops for x in (e["exits"] or ()) if isinstance(x, dict) and x.get("kind") == "continue" and x.get("level") == 0]
+    return where_of(exits[0].get("site")) if len(exits) == 1 else None
 
 
 def _missed(one: Event) -> bool:
