@@ -157,10 +157,11 @@ def held_apart(groups: list[list[Pass]]) -> bool:
 
 def _augmented(groups: list[list[Pass]]) -> bool:
     """A sample looks different each time on one rank already: then other content on another rank says nothing."""
-    seen: dict[int, int] = {}
+    seen: dict[tuple[object, int], int] = {}
     for one in (g[0] for g in groups if g[0].key == groups[0][0].key):
+        part = (one.subset or {}).get("order")  # another Subset each epoch: the same index means another sample
         for index, row in zip(one.indices, one.rows, strict=False):
-            if seen.setdefault(index, row) != row:
+            if seen.setdefault((part, index), row) != row:
                 return True
     return False
 

@@ -14,7 +14,8 @@ Right
     optimizer = SGD(shared.parameters(), lr=1e-2)         # no state; or an Adam whose state tensors are shared before the start
 
 Known limits
-    Advice: it is a choice. PyTorch's own hogwild example does it.
+    Advice where each worker makes its own optimizer: that is a choice, and PyTorch's own hogwild example's. A warning where one optimizer
+    was made before the processes and handed to them all.
 """
 
 from __future__ import annotations
@@ -48,10 +49,16 @@ class OptimizerStateNotShared(Check):
         if len({id(w) for _, w, _ in private}) < 2:
             return
         team, worker, event = private[0]
+        # made in the parent and handed over: meant to be one, and is a copy in each process
+        inherited = all(not w.recording.of("optimizer_made") for _, w, _ in private if w.recording is not None)
         yield self.finding(
             f"each of {len({id(w) for _, w, _ in private})} workers keeps its own {event['kind']} state for one shared model",
             where=worker.where,
             ranks=(team.rank,),
-            notes=[f"{event['state']} state tensors, none shared; {event['shared']} parameters shared"],
+            notes=[
+                f"{event['state']} state tensors, none shared; {event['shared']} parameters shared",
+                *(["the optimizer was made before the processes and handed to them"] if inherited else []),
+            ],
+            severity=Severity.WARNING if inherited else None,
             help="use an optimizer without state, or create and share its state before the processes start",
         )

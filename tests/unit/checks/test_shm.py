@@ -139,7 +139,9 @@ def test_gradients_shared() -> None:
 
 def test_private_state_is_advice() -> None:
     told = event("child_models", opt=0, kind="Adam", num=2, shared=2, grads_shared=0, state=4, state_shared=0)
-    assert [f.severity for f in findings(OptimizerStateNotShared, team(changed=True, child=(told,)))] == [Severity.ADVICE]
+    own = event("optimizer_made", kind="Adam")
+    assert [f.severity for f in findings(OptimizerStateNotShared, team(changed=True, child=(own, told)))] == [Severity.ADVICE]
+    assert [f.severity for f in findings(OptimizerStateNotShared, team(changed=True, child=(told,)))] == [Severity.WARNING]  # handed over
     shared = event("child_models", opt=0, kind="Adam", num=2, shared=2, grads_shared=0, state=4, state_shared=4)
     assert findings(OptimizerStateNotShared, team(changed=True, child=(shared,))) == []
 
