@@ -1,8 +1,9 @@
-"""Whether the script may cut or thin out what it gathers from all ranks. Read once from its source; in doubt the answer is yes."""
+"""What the script's source holds: whether it may cut or thin out what it gathers from all ranks (in doubt yes), whether it has a text."""
 
 from __future__ import annotations
 
 import ast
+import linecache
 import os
 import sys
 
@@ -26,6 +27,18 @@ def any_cut() -> bool:
         return True
     trees = [origins._tree(name) for name in sorted(files)]
     return any(tree is None or any(_cuts(node) for node in ast.walk(tree)) for tree in trees)
+
+
+def any_text(text: str) -> bool:
+    """Whether one of those files holds this text; False where there are too many of them."""
+    files = _files()
+    return len(files) <= MAX_FILES and any(text in line for name in files for line in linecache.getlines(name))
+
+
+def _files() -> list[str]:
+    """Of the user's modules that are loaded."""
+    names = (getattr(m, "__file__", None) for m in list(sys.modules.values()))
+    return sorted({n for n in names if isinstance(n, str) and os.path.isabs(n) and sites.is_user_file(n)})
 
 
 def _cuts(node: ast.AST) -> bool:

@@ -2,7 +2,8 @@
 
 What it does
     Takes the share of each step that was spent waiting for the data loader. More than half over at least 20 steps and 2 seconds is
-    advice; more than 70 % over at least 50 steps and 10 seconds a warning.
+    advice; more than 70 % over at least 50 steps and 10 seconds a warning. So are batches that take 30 ms, and samples that take half a
+    millisecond, where most of the time goes there.
 
 Why it is bad
     The processor or GPU stands still for most of the time that is paid for.
@@ -29,6 +30,7 @@ from harness.record import Run
 
 WEAK, STRONG = (0.5, 20, 2.0), (0.7, 50, 10.0)  # share, steps, seconds
 SLOW = (0.6, 2.0, 0.03)  # share, seconds, seconds a step: a batch that takes this long is no toy
+SLOW_SAMPLE = (0.5, 1.0, 0.0005)  # share, seconds of waiting, seconds a sample: fetching and collating one from memory takes 0.02 ms
 
 
 class LoaderBound(Check):
@@ -45,15 +47,17 @@ class LoaderBound(Check):
             wall = pace.column(recording, "wall_s")
             data = [max(0.0, d - q) for d, q in zip(pace.column(recording, "data_s"), pace.column(recording, "queue_s"), strict=True)]
             if len(wall) >= WEAK[1] and sum(wall) >= WEAK[2]:
-                shares.append((sum(data) / sum(wall), len(wall), sum(wall), rank, recording))
+                shares.append((sum(data) / sum(wall), len(wall), sum(wall), rank, recording, sum(pace.column(recording, "num_samples"))))
         if not shares:
             raise Inconclusive(f"needs {WEAK[1]} steps and {WEAK[2]:g} s after the first {pace.WARM_UP_STEPS} steps")
-        share, steps, seconds, rank, recording = max(shares, key=lambda s: s[0])
+        share, steps, seconds, rank, recording, samples = max(shares, key=lambda s: s[0])
         if share < WEAK[0]:
             return
         pace.require_cores(run)
         strong = share >= STRONG[0] and steps >= STRONG[1] and seconds >= STRONG[2]
         slow = share >= SLOW[0] and seconds >= SLOW[1] and share * seconds / steps >= SLOW[2]
+        waited = share * seconds
+        slow = slow or (share >= SLOW_SAMPLE[0] and waited >= SLOW_SAMPLE[1] and waited >= SLOW_SAMPLE[2] * samples > 0)
         loader = recording.of("loader")[-1]
         workers = int(loader["num_workers"] or 0)
         yield self.finding(

@@ -78,11 +78,19 @@ class Straggler(Check):
 
 def _calm(trained: Mapping[int, Recording]) -> dict[int, list[float]]:
     """Seconds of each rank's own work, in the steps in which no rank waited for a core: what the run queue took is the host's doing."""
-    own = {rank: pace.column(r, "self_s") for rank, r in trained.items()}
+    own = {rank: _own(r) for rank, r in trained.items()}
     queues = [pace.column(r, "queue_s") for r in trained.values()]
     length = min(len(v) for v in own.values())
     calm = [i for i in range(length) if all(q[i] < CALM_S for q in queues)]
     return {rank: [values[i] for i in calm] for rank, values in own.items()}
+
+
+def _own(recording: Recording) -> list[float]:
+    """Seconds a step that no other rank can have caused: up to the first collective or backward, and inside the optimizer's step with its
+    hooks, where no collective and no closure's backward lies in there."""
+    names = ("self_s", "step_s", "backward_s", "coll_s", "wall_s")
+    rows = zip(*(pace.column(recording, name) for name in names), strict=True)
+    return [own + (step if coll == 0 and own + step + backward <= 1.05 * wall else 0.0) for own, step, backward, coll, wall in rows]
 
 
 def _slow_line(rank: int, trained: Mapping[int, Recording]) -> Where | None:

@@ -6,6 +6,7 @@ counts before start(): spawn and forkserver share what they pass on the way.
 Event "process_join" (in the parent, once it is known that the child has ended, or at the parent's own end): key, child, exitcode, models
 [{id, changed}], left. Event "child_models" (in the child, at its second step): num, shared, grads_shared, state, state_shared, opt, kind.
 Each model also says where it was made (`made`, a site), and process_start which statement set the number of threads (`threads_at`).
+Event "threads" (the script calls torch.set_num_threads; once a number): site, num, from_cores (its source asks for the number of cores).
 Event "module_copied" (in a child, once a line): site, module. Event "optimizer_made" (in a child, once a line): site, kind.
 Event "model_used" (in the parent, the first use of such a model after a join: "forward" | "parameters" | "state_dict"): site, id, how,
 changed. Event "models_left" (in the parent, at its end): models [{id, changed}]. Event "share_memory": kind, site, shm_free, shm_total.
@@ -18,7 +19,7 @@ import sys
 import weakref
 from typing import Any
 
-from .. import closures, digests, sites
+from .. import closures, cuts, digests, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -47,6 +48,7 @@ def _digest(module: Any) -> int:
 
 _made: dict[int, tuple[weakref.ref[Any], sites.Site]] = {}
 _threads_at: list[sites.Site] = []
+_threads_told: set[int] = set()
 MAX_MADE = 2000  # modules whose birth is noted, 2 us each
 
 
@@ -65,8 +67,12 @@ def made_at(module: Any) -> dict[str, Any] | None:
     return sites.as_json(found[1]) if found is not None and found[0]() is module else None
 
 
-def _note_threads(*args: Any, **kwargs: Any) -> None:
+def _note_threads(result: Any, num: Any = None, *args: Any, **kwargs: Any) -> None:
     _threads_at[:] = [sites.here(4)]
+    num = kwargs.get("int", num)
+    if isinstance(num, int) and _threads_at[0][0] and num not in _threads_told:
+        _threads_told.add(num)
+        S.recorder.event("threads", _threads_at[0], num=num, from_cores=num > 1 and cuts.any_text("cpu_count("))
 
 
 def _modules(process: Any) -> list[Any]:
