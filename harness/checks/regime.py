@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from harness.probe import protocol
-from harness.record import Run
+from harness.record import Event, Run
+
+MESSAGES = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 
 
 def other(run: Run) -> str:
@@ -19,14 +21,31 @@ def _other(run: Run) -> str:
         return "parameters are sharded (DTensor): each rank holds a part"
     if any(True for _ in run.events("model_averager")) or any(e["name"] == "post_localSGD_hook" for _, e in run.events("comm_hook")):
         return "local SGD: the ranks' models part on purpose and are averaged now and then"
+    if _shared_out(run):
+        return "each rank's optimizer holds a part of the parameters"
     if _strangers(run):
         return "the ranks train different models (stages of a pipeline, or experts)"
     return ""
+
+
+def by_messages(run: Run) -> bool:
+    """Whether the ranks send each other tensors at several steps."""
+    return any(len({e.step for e in r.of("coll") if e["op"] in MESSAGES}) >= 2 for r in run.present)
 
 
 def _strangers(run: Run) -> bool:
     """No model is wrapped, and the first optimizers hold other shapes on every rank: nothing could be averaged."""
     if any(True for _ in run.events("wrap")):
         return False
-    first = [r.of(protocol.PARAMS)[0] for r in run.present if r.of(protocol.PARAMS)]
+    first = _first_params(run)
     return len(first) == len(run.present) > 1 and len({repr(e["shapes"]) for e in first}) == len(first)
+
+
+def _shared_out(run: Run) -> bool:
+    """The ranks' optimizers hold parameters of other names: each steps its part and sends it to the others."""
+    names = [set(e["names"] or ()) for e in _first_params(run)]
+    return len(names) > 1 and all(len(names[0] & other) < 0.5 * max(1, min(len(names[0]), len(other))) for other in names[1:])
+
+
+def _first_params(run: Run) -> list[Event]:
+    return [r.of(protocol.PARAMS)[0] for r in run.present if r.of(protocol.PARAMS)]

@@ -56,6 +56,10 @@ class IterableNotSharded(Check):
         if groups and len(same) == len(groups) and not cut_afterwards(run, same[0]):
             yield self._ranks(run, same[0])
             return
+        mixed = [(g, num) for g in groups if (num := _overlap(g))]
+        if mixed and len(mixed) >= 0.7 * len(groups) and not cut_afterwards(run, mixed[0][0]):
+            yield self._shares(run, *mixed[0])
+            return
         repeated = [p for p in told if passes.number(p.opened["num_workers"]) > 1 and _repeats(p)]
         if repeated and len(repeated) >= len([p for p in told if passes.number(p.opened["num_workers"]) > 1]):
             yield self._workers(repeated)
@@ -68,6 +72,18 @@ class IterableNotSharded(Check):
             ranks=run.rank_ids,
             notes=["an IterableDataset is not sharded by the loader"],
             help="let `__iter__` yield every world_size-th sample from `rank` on (and of these every num_workers-th, see get_worker_info)",
+        )
+
+    def _shares(self, run: Run, group: list[Pass], num: int) -> Finding:
+        first = group[0]
+        return self.finding(
+            f"the ranks' shares of {first.opened['dataset']} overlap: {num} of the {len(_identity(first))} samples of rank {first.rank} "
+            "are drawn by another rank too",
+            where=where_of(first.opened["iter_at"]) or first.made_dataset,
+            ranks=run.rank_ids,
+            severity=Severity.WARNING,
+            notes=["no rank draws a sample twice in a pass: each takes its part of an order of its own"],
+            help="shuffle with a generator that all ranks seed alike (seed + epoch), then take every world_size-th from `rank` on",
         )
 
     def _workers(self, repeated: list[Pass]) -> Finding:
@@ -89,6 +105,16 @@ def _identity(one: Pass) -> tuple[int, ...]:
         if len(digests) >= MIN_SAMPLES and len(set(digests)) >= 0.4 * len(digests) / max(1, passes.number(one.opened["num_workers"])):
             return digests
     return ()
+
+
+def _overlap(group: Sequence[Pass]) -> int:
+    """Samples of the first rank that another draws in the same pass, where no rank repeats itself (it would, drawing with replacement)."""
+    drawn = [_identity(p) for p in group[: passes.MAX_COMPARED]]
+    if any(len(set(d)) < len(d) or len(d) < 2 * MIN_SAMPLES for d in drawn) or len({p.num_samples for p in group}) > 2:
+        return 0
+    others = set().union(*map(set, drawn[1:]))
+    num = len(others & set(drawn[0]))
+    return num if num >= max(MIN_SAMPLES, 0.05 * len(drawn[0])) else 0
 
 
 def _head(group: Sequence[Pass], one: Pass) -> tuple[int, ...]:

@@ -41,6 +41,10 @@ class SampleOrderDiffers(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
         sharded = [p for p in passes.training(run) if not p.iterable and (p.distributed is not None or p.custom)]
+        unlike = [g for g in passes.aligned(run, sharded)[:8] if len({p.dataset_len for p in g}) > 1]
+        if unlike and (found := self._other_sets(run, unlike)) is not None:
+            yield found
+            return
         groups = [
             g
             for g in passes.aligned(run, sharded)[:8]
@@ -81,6 +85,22 @@ class SampleOrderDiffers(Check):
                 notes=notes,
                 help=HELP,
             )
+
+
+    def _other_sets(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
+        """Sets of different length that share most of their samples, under a sampler that shares them out by index."""
+        contents = _contents([p for g in groups for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key])
+        if not contents.differ or contents.twice < 0.2 * contents.seen:
+            return None  # shares that were cut before the loader was made have no sample in common
+        first = groups[0][0]
+        sizes = ", ".join(str(p.dataset_len) for p in groups[0][:8])
+        return self.finding(
+            f"the training set is another one on each rank ({sizes} samples): {contents.differ} of {contents.compared} indices stand for another sample",
+            where=first.dataset_line(r"\bset\(|listdir|glob|scandir|\bhash\(|keys\(|=\s*\{|\(\{"),
+            ranks=run.rank_ids,
+            notes=[f"{contents.twice} of {contents.seen} samples are drawn by ranks under different indices"],
+            help="let nothing that differs by process decide what belongs to the set: `hash()` of a string does, and the order of a set",
+        )
 
 
 class _Contents:

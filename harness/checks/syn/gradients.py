@@ -67,18 +67,18 @@ def agreeing(run: Run, opt: int) -> set[str]:
     return {names[i] for i in good}
 
 
-def _fates(run: Run) -> tuple[set[str], set[str]]:
-    """(parameters whose gradients differ locally and agree once synced, those that never agree), by name, from the sampled ones."""
-    agree: set[str] = set()
-    differ: set[str] = set()
+def _fates(run: Run) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
+    """(parameters whose gradients differ locally and agree once synced, those that do not), by (optimizer, name), from the sampled ones."""
+    agree: set[tuple[int, str]] = set()
+    differ: set[tuple[int, str]] = set()
     for events in _columns(run):
-        names = events[0]["names"] or {}
+        names, opt = events[0]["names"] or {}, int(events[0]["opt"] or 0)
         for key in events[0]["local"] or {}:
             local = [(e["local"] or {}).get(key) for e in events]
             synced = [_synced(e).get(key) for e in events]
             if any(v is None for v in (*local, *synced)) or all(v == local[0] for v in local):
                 continue
-            (agree if all(v == synced[0] for v in synced) else differ).add(str(names.get(key, key)))
+            (agree if all(v == synced[0] for v in synced) else differ).add((opt, str(names.get(key, key))))
     return agree, differ
 
 
@@ -86,7 +86,7 @@ def ever_agree(run: Run) -> bool:
     return bool(_fates(run)[0])
 
 
-def partly(run: Run) -> tuple[list[str], list[str]]:
-    """(parameters that are synced, parameters that never are); both empty where the sampled gradients do not tell."""
+def partly(run: Run, opt: int) -> tuple[list[str], list[str]]:
+    """(parameters of any optimizer that are synced, those of this one that never are); both empty where the samples do not tell."""
     agree, differ = _fates(run)
-    return sorted(agree), sorted(differ - agree)
+    return sorted({name for _, name in agree}), sorted(name for o, name in differ - agree if o == opt)

@@ -45,6 +45,8 @@ class SyncHasNoEffect(Check):
             carrying = replicas.carrying(run, numels)
             if not carrying or parting.steps < 2 or parting.num_grad < parting.steps or parting.num_param < parting.steps:
                 continue
+            if len({e.step for e in carrying}) < 0.5 * parting.steps:
+                continue  # averaged now and then, or once at the end
             if not replicas.starts_equal(run, opt) or replicas.agreements(run, opt) or gradients.ever_agree(run):
                 continue
             yield self.finding(

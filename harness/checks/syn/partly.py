@@ -37,10 +37,13 @@ class PartlySynced(Check):
         facts = replicas.require(run)
         if facts.wrapped:
             raise NotApplicable("a model is wrapped in DistributedDataParallel")
-        synced, left = gradients.partly(run)
+        if any(str(e["op"]).startswith("all_to_all") for r in run.present for e in r.of("coll")):
+            raise NotApplicable("tokens are exchanged by all_to_all: experts belong to one rank each")
         for opt, parting in sorted(facts.partings.items()):
             if parting.steps < 2 or not parting.num_param:
                 continue
+            synced, left = gradients.partly(run, opt)
+            left = left if replicas.starts_equal(run, opt) else []  # parameters that were made equal are meant to stay so
             agree = gradients.agreeing(run, opt) if parting.grad_names and parting.equal_grad_names else set()
             wrong = (
                 [n for n in parting.grad_names if n not in agree] if agree and parting.num_grad == parting.steps else left if synced else []

@@ -222,6 +222,8 @@ def require(run: Run, *, ddp: bool = False) -> Replicas:
         raise NotApplicable("no model is wrapped in DistributedDataParallel")
     if any(p.num_param >= 0.5 * p.steps and agreements(run, opt) >= 2 for opt, p in facts.partings.items()):
         raise NotApplicable("local SGD: the script averages the parameters now and then, between steps that part them")
+    if not facts.wrapped and any(p.num_param >= 0.5 * p.steps for p in facts.partings.values()) and regime.by_messages(run):
+        raise NotApplicable("the ranks exchange by point-to-point messages and their models differ: gossip, or a pipeline")
     return facts
 
 

@@ -44,3 +44,17 @@ def test_replicas_are_judged() -> None:
     for ddp in (True, False):
         run = apart(lambda rank, ddp=ddp: setup(rank, ddp=ddp, shapes=SHAPES), ddp=ddp)  # type: ignore[misc]
         assert regime.other(run) == "" and replicas.require(run).partings[0].num_param > 0
+
+
+def test_ranks_that_send_each_other_their_models_are_no_replicas() -> None:
+    def gossip(rank: int) -> list[Event]:
+        return [*setup(rank, ddp=False, shapes=SHAPES), *(event("coll", op="batch_isend_irecv", s=s, world=True) for s in range(6))]
+
+    with pytest.raises(NotApplicable, match="messages"):
+        replicas.require(apart(gossip))
+
+
+def test_optimizers_that_hold_a_part_each() -> None:
+    parts = (["0.bias", "0.weight"], ["1.bias", "1.weight"])
+    with pytest.raises(NotApplicable, match="part of the parameters"):
+        replicas.require(apart(lambda rank: setup(rank, names=parts[rank]), ddp=True))

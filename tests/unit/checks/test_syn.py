@@ -104,7 +104,7 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "partly": (partly, two_ranks(ddp=False, each=GRADS_DIFFER, wrong={"grad": (0,), "param": (0,)}, extra=lambda r: [coll("all_reduce", 39, 0)]), 39),
     "initial": (initial, two_ranks(ddp=False, each=by_rank(param=(6, 66)), setup_of=lambda r: [
         *setup(r, ddp=False)[:2], event("initial", opt=0, each=[1 + r, 2, 3, 4])]), 22),
-    "no_effect": (no_effect, two_ranks(ddp=False, each=GRADS_DIFFER, wrong={"grad": (0, 1, 2, 3)}, extra=lambda r: [coll("all_reduce", 41, 0, numel=40)]), 41),
+    "no_effect": (no_effect, two_ranks(ddp=False, each=GRADS_DIFFER, wrong={"grad": (0, 1, 2, 3)}, extra=lambda r: [coll("all_reduce", 41, s, s=s, numel=40) for s in range(12)]), 41),
 }  # fmt: skip
 
 
