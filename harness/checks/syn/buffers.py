@@ -1,8 +1,8 @@
 """SYN116 buffer-not-reduced: buffers that the model computes from its local batch differ between ranks
 
 What it does
-    Compares floating point buffers that are not a normalisation's own statistics after training forwards, and all buffers in
-    evaluation.
+    Compares floating point buffers that are not a normalisation's own statistics after training forwards, all buffers in evaluation, and those
+    of a module without parameters whose output goes into the trained model.
 
 Why it is bad
     A codebook, a running mean or an EMA that is updated in forward follows each rank's own shard. DDP's broadcast gives everybody
@@ -36,6 +36,10 @@ class BufferNotReduced(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
+        replicas.require(run)
+        if (found := self._fed(run)) is not None:
+            yield found
+            return
         replicas.require(run, ddp=True)
         wraps = [e for _, e in run.events("wrap")]
         if not any(e["buffers"] for e in wraps):
@@ -65,3 +69,19 @@ class BufferNotReduced(Check):
                     help="keep broadcast_buffers=True, use SyncBatchNorm, or average the buffers before evaluating",
                 )
                 return
+
+    def _fed(self, run: Run) -> Finding | None:
+        """A module beside the trained model, whose output goes into it: its buffers move in every step, on each rank their own way."""
+        columns = [r.of("feeder") for r in run.present]
+        for events in zip(*columns, strict=False):
+            one = events[0]
+            moved = all(e["early"] != e["late"] for e in events) and len({e["module"] for e in events}) == 1
+            if len(events) > 1 and moved and len({e["late"] for e in events}) > 1:
+                return self.finding(
+                    f"the buffers of {one['module']}, whose output the trained model gets, differ between ranks: each follows its own data",
+                    where=where_of(one["made"]),
+                    ranks=run.rank_ids,
+                    notes=[f"buffers: {replicas.listed(one['buffers'] or [])}"],
+                    help="all-reduce the statistic before it enters the buffer, or put the module into the wrapped model and reduce it in forward",
+                )
+        return None

@@ -12,7 +12,7 @@ from typing import Any
 from .. import names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
-from . import ddp, forwards, graphs, rng
+from . import ddp, feeders, forwards, graphs, rng
 
 _depth = [0]
 _hook: list[Any] = []
@@ -80,6 +80,7 @@ def _before_compile(*args: Any, **kwargs: Any) -> None:
         S.recorder.event("compile", sites.here(4))
         rng.disarm()
         forwards.stop()
+        feeders.stop()
         if _hook:
             _hook.pop().remove()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builder import event, findings, recording, run
+from builder import event, findings, recording, run, site
 from replica_runs import NAMES, by_rank, setup, two_ranks, wrap_event
 
 from harness.checks.engine import judge
@@ -147,6 +147,15 @@ def test_a_loop_over_a_dict_in_another_order_is_a_swap() -> None:
     assert "accuracy" in found.notes[0] and found.where is not None and found.where.line == 18
     alike = two_ranks(extra=lambda r: [coll("all_reduce", 18, i, names=("value", names[i])) for i in (0, 1)])
     assert findings(the_check(swapped), alike) == []
+
+
+def test_a_normaliser_before_the_model_follows_each_ranks_data() -> None:
+    def fed(late: tuple[int, int], early: int = 1) -> Run:
+        return two_ranks(extra=lambda r: [event("feeder", module="RunningNorm", made=site(51), buffers=["mean"], early=early, late=late[r])])
+
+    (found,) = findings(the_check(buffers), fed((5, 6)))
+    assert found.where is not None and found.where.line == 51 and "RunningNorm" in found.message
+    assert findings(the_check(buffers), fed((5, 5))) == [] and findings(the_check(buffers), fed((1, 6))) == []
 
 
 @pytest.mark.parametrize("line", [55, 56])
