@@ -51,13 +51,13 @@ class SyncHasNoEffect(Check):
                 continue
             yield self.finding(
                 f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks "
-                "afterwards: the result is not written back",
+                "at the step: the result is not written back, or comes after the step",
                 where=carrying[0].where,
                 ranks=run.rank_ids,
                 notes=[
                     f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} "
                     f"collectives on rank 0 carried {sum(numels)} elements"
                 ],
-                help="copy the reduced values back in place: `p.grad.copy_(synced)`",
+                help="reduce between backward() and step(), and copy the reduced values back in place: `p.grad.copy_(synced)`",
             )
             return
