@@ -15,7 +15,7 @@
 # [tool.harness.expect]
 # loss_falls = true
 # ///
-"""Checkpoint and resume: the continued run must be the run that was never interrupted, bit by bit.
+"""Checkpoint and resume: the continued run must be the run that was never interrupted; with two ranks bit by bit, with more to rounding.
 
 What it proves: with model, optimizer, schedule, scaler, place in the data and each rank's random state in the file, a job that stops
 after half of its epochs and goes on in new objects gives the very losses of the job that ran through. Rank 0 writes, to a temporary name
@@ -163,7 +163,9 @@ def main() -> None:
     second = Job(args.seed, device)  # what a new process would build
     second.load_state_dict(torch.load(path, map_location=device, weights_only=True))
     resumed = second.run(until=args.epochs)
-    differing = [step for step, (a, b) in enumerate(zip(straight, resumed, strict=True)) if a != b]
+    # A sum over more than two ranks has several orders, and DDP puts its buckets into another one after each wrapper's first step.
+    rounding = 0.0 if world_size <= 2 else 1e-4
+    differing = [step for step, (a, b) in enumerate(zip(straight, resumed, strict=True)) if not abs(a - b) <= rounding * abs(a)]
     assert not differing, f"step {differing[0]}: loss {resumed[differing[0]]!r} after a resume, {straight[differing[0]]!r} without one"
 
     means = torch.tensor([sum(part) / max(1, len(part)) for part in (losses, resumed)], device=device)
@@ -171,7 +173,7 @@ def main() -> None:
     before, after = (means / world_size).tolist()
     assert args.epochs < 4 or after < before, f"the loss must fall: mean {before:.4f} before the checkpoint, {after:.4f} after it"
     if rank == 0:
-        print(f"{len(resumed)} steps bit-identical; mean loss {before:.4f} before the checkpoint, {after:.4f} after it", flush=True)
+        print(f"{len(resumed)} steps as without a break; mean loss {before:.4f} before the checkpoint, {after:.4f} after it", flush=True)
     dist.barrier()  # no rank is still reading
     if temporary:
         temporary.cleanup()
