@@ -22,6 +22,7 @@ import time
 RANK_PREFIX = "_HARNESS_RANK_"  # the agent's environment holds the ranks' additions under this prefix, so that it is not probed itself
 FIFO = "ranks.fifo"
 ENV_FIFO = "_HARNESS_FIFO"  # path of the FIFO where it lies elsewhere than in the run folder: a pipe is this node's, the folder may be all nodes'
+ENV_AGENT_PID = "_HARNESS_AGENT_PID"  # whom the script has to see as its parent (probe/bootstrap.py); it is this process's
 LOG_DIR = "logs"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 PR_SET_PDEATHSIG = 1
@@ -70,6 +71,7 @@ def free_port() -> int:
 def rank_environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(RANK_PREFIX) and name != ENV_FIFO}
     env.update((name.removeprefix(RANK_PREFIX), value) for name, value in os.environ.items() if name.startswith(RANK_PREFIX))
+    env[ENV_AGENT_PID] = str(os.getppid())
     if env.get("WORLD_SIZE") == "1":
         # A lone rank may be a script that spawns its ranks itself on a port of its own: told of the agent's store, they would all wait for one.
         env.pop("TORCHELASTIC_USE_AGENT_STORE", None)

@@ -36,8 +36,19 @@ def is_launcher() -> bool:
     return any(os.path.basename(a) == "torchrun" for a in sys.orig_argv[:4])
 
 
+def show_agent_as_parent() -> None:
+    """Under torchrun all ranks of a node have one parent, and scripts name what they share by `os.getppid()`; under us each has a process in
+    between. Only for the rank itself: its children see their own parent."""
+    agent = os.environ.pop("_HARNESS_AGENT_PID", "")
+    if not agent.isdecimal():
+        return
+    rank, real = os.getpid(), os.getppid
+    os.getppid = lambda: int(agent) if os.getpid() == rank else real()
+
+
 def arm_from_environment() -> None:
     """Arm this process if the environment says that it belongs to a run; a no-op otherwise. Never raises."""
+    show_agent_as_parent()
     if not os.environ.get("_HARNESS_RUN_DIR") or is_launcher():
         return
     try:

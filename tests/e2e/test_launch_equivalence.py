@@ -106,7 +106,7 @@ def main():
         "open": sum(os.readlink(f"/proc/self/fd/{f}").startswith(("pipe:", "anon_inode:[pidfd]")) for f in os.listdir("/proc/self/fd")
                     if os.path.exists(f"/proc/self/fd/{f}")),
     }
-    write("facts", {"same": {**facts, **START}, "unseeded": unseeded, "loader_s": loader_s})
+    write("facts", {"same": {**facts, **START}, "unseeded": unseeded, "loader_s": loader_s, "parent": os.getppid()})
     print("to stdout", RANK)
     print("to stderr", RANK, file=sys.stderr)
     dist.destroy_process_group()
@@ -163,6 +163,7 @@ def test_a_warm_rank_is_a_torchrun_rank(run: Run, tmp_path: Path) -> None:
         assert torchrun[rank]["same"]["rank"] == [rank, 2]
         assert torchrun[rank]["same"]["argv"] == ["my script.py", "--lr", "0.1", "$x $$ ${local_rank}", "", "ü"]
     for facts in (torchrun, warm, again):
+        assert facts[0]["parent"] == facts[1]["parent"]  # torchrun's agent
         for name in ("torch", "numpy", "random", "salt", "authkey", "seed"):
             assert facts[0]["unseeded"][name] != facts[1]["unseeded"][name], name
     for name in ("torch", "numpy", "random", "authkey", "seed"):
