@@ -14,11 +14,13 @@ Wrong
 Right
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        for x, y in loader: ...
+        for x, y in loader: ...                      # set_epoch(epoch) behind this loop comes too late: epoch 1 repeats epoch 0
 
 Known limits
-    Needs two training passes of at least eight samples. A sampler that does not shuffle is healthy and silent; a sampler of the script's
-    own counts as shuffling if it has a `set_epoch` method and draws another order than 0, 1, 2, ...
+    Needs two training passes of at least eight samples. A pass that is one batch holds the same samples in any order, and is not judged.
+    A sampler that does not shuffle is healthy and silent; a sampler of the script's own counts as shuffling if it has a `set_epoch` method
+    and draws another order than 0, 1, 2, ... A warm-up pass before the first `set_epoch` is healthy: `set_epoch` is too late only if it
+    comes after every pass, the last one too.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
 
 MIN_SAMPLES = 8  # two random orders agree on so many positions once in 40,320 times or less
 
@@ -40,7 +42,7 @@ class EpochNotSet(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
-        shuffling = [p for p in passes.few(passes.training(run)) if _shuffles(p)]
+        shuffling = [p for p in passes.few(passes.training(run)) if _shuffles(p) and not (p.planned == 1 and p.exhausted)]
         if not shuffling:
             raise NotApplicable("no training pass over a shuffling sampler")
         groups = [g for g in passes.by_key([p for p in shuffling if len(p.indices) >= MIN_SAMPLES]) if len(g) > 1]
@@ -51,6 +53,21 @@ class EpochNotSet(Check):
         repeated = [g for g in repeated if g[0].key not in moving]
         if repeated:
             yield self._found(repeated)
+            return
+        late = [(g, at) for g in groups if (at := _set_afterwards(run, g)) is not None]
+        if late and len(late) == len([g for g in groups if g[0].key == late[0][0][0].key]):
+            yield self._late(late)
+
+    def _late(self, late: list[tuple[list[Pass], Event]]) -> Finding:
+        group, event = late[0]
+        return self.finding(
+            f"epochs 0 and 1 drew the same sample order: set_epoch({event['epoch']}) comes after the pass of its epoch",
+            where=event.where,
+            ranks=sorted({g[0].rank for g, _ in late}),
+            notes=[f"{len(group)} passes on rank {group[0].rank}, each of them before the set_epoch that is meant for it"],
+            help="call `sampler.set_epoch(epoch)` before the loop over the loader, not after it",
+            severity=Severity.WARNING,
+        )
 
     def _found(self, repeated: list[list[Pass]]) -> Finding:
         group = repeated[0]
@@ -70,6 +87,18 @@ class EpochNotSet(Check):
             notes=[f"{num} of {num} positions identical in {len(group)} passes on rank {ranks[0]}: {sampler}"],
             help="call `sampler.set_epoch(epoch)` before the loop over the loader",
         )
+
+
+def _set_afterwards(run: Run, group: list[Pass]) -> Event | None:
+    """The first set_epoch, if none came before the first pass, one after the last, and the first two passes drew alike."""
+    recording, sampler = run.ranks[group[0].rank], (group[0].distributed or {}).get("id")
+    given = [e for e in recording.of("set_epoch") if e["sampler"] == sampler] if recording is not None and sampler else []
+    if not given or given[0].t_ns < group[0].opened.t_ns or given[-1].t_ns < group[-1].opened.t_ns:
+        return None
+    between = [e for e in given if e.t_ns < group[1].opened.t_ns]
+    if not between or not group[0].exhausted or not _same_order(group[0], group[1]):
+        return None
+    return between[-1]
 
 
 def _shuffles(one: Pass) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
+from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity, Where
 from harness.record import Run, where_of
@@ -52,7 +53,7 @@ class SampleOrderDiffers(Check):
         ]
         if not groups:
             raise NotApplicable("no training pass under a sampler that shards by index")
-        contents = _contents([p for g in groups[:8] for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key])
+        contents = contents_of([p for g in groups[:8] for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key])
         lists = _lists(run, str(groups[0][0].opened["dataset"]))
         first = groups[0][0]
         ordered = next(
@@ -63,6 +64,8 @@ class SampleOrderDiffers(Check):
             ),
             None,
         )
+        if contents.apart:
+            return  # shares that were cut before the sampler: DAT104 knows whether it cuts them again
         if contents.agree:
             ordered = None
         message, notes = "", list[str]()
@@ -89,7 +92,7 @@ class SampleOrderDiffers(Check):
 
     def _other_sets(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
         """Sets of different length that share most of their samples, under a sampler that shares them out by index."""
-        contents = _contents([p for g in groups for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key])
+        contents = contents_of([p for g in groups for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key])
         if not contents.differ or contents.twice < 0.2 * contents.seen:
             return None  # shares that were cut before the loader was made have no sample in common
         first = groups[0][0]
@@ -101,51 +104,6 @@ class SampleOrderDiffers(Check):
             notes=[f"{contents.twice} of {contents.seen} samples are drawn by ranks under different indices"],
             help="let nothing that differs by process decide what belongs to the set: `hash()` of a string does, and the order of a set",
         )
-
-
-class _Contents:
-    """What indices and samples stand for on different ranks."""
-
-    def __init__(self) -> None:
-        self.differ = self.compared = self.twice = self.seen = self.relabelled = 0
-        self.stable = True
-
-    @property
-    def agree(self) -> bool:
-        """Indices that two ranks drew stand for the same samples."""
-        return self.compared >= 4 and not self.differ and self.stable
-
-
-def _contents(drawn: list[Pass]) -> _Contents:
-    found = _Contents()
-    table: dict[int, dict[int, int]] = {}  # index -> rank -> content
-    label: dict[int, dict[int, int]] = {}  # content -> rank -> label
-    per_rank: dict[int, dict[int, set[int]]] = {}  # rank -> content -> indices
-    for one in drawn:
-        for position, (index, row) in enumerate(zip(one.indices, one.rows, strict=False)):
-            if table.setdefault(index, {}).setdefault(one.rank, row) != row:
-                found.stable = False
-            per_rank.setdefault(one.rank, {}).setdefault(row, set()).add(index)
-            if position < len(one.labels):
-                label.setdefault(row, {}).setdefault(one.rank, one.labels[position])
-    if not found.stable:
-        return found
-    both = [ranks for ranks in table.values() if len(ranks) > 1]
-    found.compared = len(both)
-    found.differ = sum(1 for ranks in both if len(set(ranks.values())) > 1)
-    unique = all(len(indices) == 1 for rows in per_rank.values() for indices in rows.values())
-    if unique and len(per_rank) > 1:
-        holders: dict[int, set[int]] = {}
-        for rows in per_rank.values():
-            for row, indices in rows.items():
-                holders.setdefault(row, set()).update(indices)
-        found.seen = len(holders)
-        found.twice = sum(1 for indices in holders.values() if len(indices) > 1)
-    elif not unique and found.differ < 0.5 * max(1, found.compared):
-        found.differ = 0
-    if unique:
-        found.relabelled = sum(1 for ranks in label.values() if len(set(ranks.values())) > 1)
-    return found
 
 
 def _lists(run: Run, kind: str) -> list[tuple[str, Where | None, int]]:

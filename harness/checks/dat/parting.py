@@ -74,7 +74,7 @@ def _over_passes(run: Run, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
             return _level_one(run, here, nth, by_rank)
         counts = {rank: p.num_batches for rank, p in here.items()}
         closed = {rank: p for rank, p in here.items() if p.closed is not None and not _failed_in(run, p)}
-        if len(closed) == run.world_size and len(set(counts.values())) == 1:
+        if len(closed) == run.world_size and (len(set(counts.values())) == 1 or not any(_waits(run, p) for p in closed.values())):
             continue
         if not closed:
             return None
@@ -87,6 +87,18 @@ def _over_passes(run: Run, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
             event = _loop_event(run, one.where)
             return Parting(0, left, stayed, all(here[r].exhausted for r in left), sized, one.where, *_exits(event, 0), one.made)
     return None
+
+
+def _waits(run: Run, one: Pass) -> bool:
+    """Whether a closed pass communicated: clients and local epochs may take as many steps as each has data for."""
+    recording = run.ranks[one.rank]
+    if recording is None or one.closed is None or passes.number(one.closed["collectives"]) or recording.of("wrap"):
+        return True
+    if any(e["sharded"] for e in recording.of(protocol.PARAMS)):
+        return True
+    begin, end = one.opened.t_ns, one.closed.t_ns
+    moved = {seq for t, seq in zip(recording.column("t_ns"), recording.column("seq"), strict=True) if begin <= t <= end}
+    return len(moved) > 1
 
 
 def _goes_on(run: Run, one: Pass, drawn: int, fewest: int, left: tuple[int, ...]) -> bool:

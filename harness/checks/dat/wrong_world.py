@@ -1,10 +1,12 @@
 """DAT104 sampler-wrong-world: a sampler was made for another world or another rank.
 
 What it does
-    Compares `num_replicas` and `rank` of the distributed samplers of training passes with the process group.
+    Compares `num_replicas` and `rank` of the distributed samplers of training passes with the process group, and with what the ranks' data
+    sets hold.
 
 Why it is bad
-    With too few replicas, or one rank number twice, ranks train on the same samples; with too many, part of the data is never seen.
+    With too few replicas, or one rank number twice, ranks train on the same samples; with too many, or over data
+    that each rank has already cut its share from, part of the data is not seen.
 
 Wrong
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
@@ -13,18 +15,22 @@ Right
     sampler = DistributedSampler(dataset)      # asks the process group
 
 Known limits
-    Silent where the model is not replicated over the whole world (tensor or pipeline parallel groups have samplers of their own size).
+    Ranks that each hold data of their own may have a sampler for one replica: told by samples that no two ranks have in common. There, a
+    sampler for all ranks shards a second time. Silent where the model is not replicated over the whole world (tensor or pipeline parallel
+    groups have samplers of their own size).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
+from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Recording, Run
 
 
 class WrongWorld(Check):
@@ -39,7 +45,10 @@ class WrongWorld(Check):
         if not sampled:
             raise NotApplicable("no training pass over a distributed sampler")
         wrong = [p for p in sampled if _replicas(p) > 0 and (_replicas(p) != run.world_size or _rank(p) != p.rank)]
-        if not wrong or _covers_in_turn(sampled):
+        own = _own_data(run, sampled)
+        if not wrong and own:
+            yield from self._twice(run, sampled)
+        if not wrong or _covers_in_turn(sampled) or (own and all(_replicas(p) < run.world_size for p in wrong)):
             return
         first = wrong[0]
         size = _replicas(first) != run.world_size
@@ -53,6 +62,42 @@ class WrongWorld(Check):
             notes=[f"sampler by rank: {told}"],
             help="leave `num_replicas` and `rank` out, or pass `dist.get_world_size()` and `dist.get_rank()`",
         )
+
+
+    def _twice(self, run: Run, sampled: list[Pass]) -> Iterable[Finding]:
+        first = sampled[0]
+        left = first.dataset_len - first.num_samples
+        if left <= 0 or not first.exhausted:
+            return
+        yield self.finding(
+            f"the data is sharded twice: each rank holds other samples, and the sampler deals it only one in {run.world_size} of its own",
+            where=first.made_sampler,
+            ranks=run.rank_ids,
+            notes=[f"rank {first.rank} draws {first.num_samples} of its {first.dataset_len} samples in an epoch; no two ranks share a sample"],
+            help="give the sampler num_replicas=1 and rank=0 (or a plain shuffling loader), or all records to the dataset of every rank",
+            severity=Severity.WARNING,
+        )
+
+
+def _own_data(run: Run, sampled: list[Pass]) -> bool:
+    """Each rank's data set holds other samples: by content, or (where samples are augmented) by a list of its elements."""
+    groups = [g for g in passes.aligned(run, sampled)[:8] if len({p.dataset_len for p in g}) == 1]
+    if not groups:
+        return False
+    if contents_of([p for g in groups for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key]).apart:
+        return True
+    first = groups[0][0]
+    tables = [t for r in run.present if (t := _attributes(r, str(first.opened["dataset"])))]
+    if len(tables) < len(run.present) or first.distributed is None or _replicas(first) == run.world_size:
+        return False
+    entries = [[t.get(name) for t in tables] for name in tables[0]]
+    whole = [e for e in entries if all(isinstance(v, list) and len(v) >= 3 and v[2] == first.dataset_len for v in e)]
+    return any(len({repr(v[1]) for v in e if v}) == len(e) for e in whole)
+
+
+def _attributes(recording: Recording, kind: str) -> Mapping[str, Any]:
+    told = [e["attributes"] for e in recording.of("dataset") if e["kind"] == kind and isinstance(e["attributes"], Mapping)]
+    return told[0] if told else {}
 
 
 def _replicas(one: Pass) -> int:

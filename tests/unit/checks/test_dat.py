@@ -181,6 +181,33 @@ def test_epoch_not_set_when_loaders_are_made_anew_and_passes_are_cut() -> None:
     )
 
 
+def set_epoch(epoch: int) -> Event:
+    return event("set_epoch", line=50, epoch=epoch, sampler=1)
+
+
+def test_epoch_set_after_its_pass() -> None:
+    def late(rank: int) -> list[Event]:
+        found: list[Event] = []
+        for nth in range(4):
+            found += [*one_pass(nth, share(rank, max(0, nth - 1)), **shuffled(rank, max(0, nth - 1), id=1)), set_epoch(nth)]
+        return found
+
+    def warm_up(rank: int) -> list[Event]:
+        found = one_pass(9, share(rank), **shuffled(rank, id=1))
+        for nth in range(3):
+            found += [set_epoch(nth), *one_pass(nth, share(rank, nth), **shuffled(rank, nth, id=1))]
+        return found
+
+    found = said(EpochNotSet, two(late(0), late(1)))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 50
+    silent(EpochNotSet, two(warm_up(0), warm_up(1)))
+
+
+def test_the_whole_data_in_one_batch_needs_no_epoch() -> None:
+    own = [[e for n in range(3) for e in one_pass(n, share(rank), planned=1, num_batches=1, **shuffled(rank))] for rank in range(2)]
+    silent(EpochNotSet, two(*own))
+
+
 def test_no_shuffle_is_meant() -> None:
     silent(
         EpochNotSet, two(*([e for n in range(2) for e in one_pass(n, share(rank), **shuffled(rank, shuffle=False))] for rank in range(2)))
@@ -270,6 +297,41 @@ def test_wrong_world() -> None:
 def test_more_virtual_shards_than_ranks() -> None:
     run = two(*([e for n in range(2) for e in one_pass(n, share(rank, n), **shuffled(2 * rank + n, world=4))] for rank in range(2)))
     silent(WrongWorld, run)
+
+
+def own_records(world: int, rank: int, far: int = 1000, labels: bool = False) -> list[Event]:
+    """Three epochs over records that each rank holds for itself (or not: far=0)."""
+    found: list[Event] = []
+    for epoch in range(3):
+        drawn = share((rank + epoch) % 2) if world == 2 else share(0) + share(1)
+        rows = [100 + i + far * rank for i in drawn]
+        told = shuffled(rank if world == 2 else 0, epoch, world)
+        found += one_pass(epoch, drawn, rows=rows, labels=packed([(i + rank) % 3 for i in drawn]) if labels else "", **told)
+    return found
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_sampler_of_one_replica_over_shares_of_the_ranks(labels: bool) -> None:
+    run = two(own_records(1, 0, labels=labels), own_records(1, 1, labels=labels))
+    silent(WrongWorld, run)
+    silent(SampleOrderDiffers, run)
+    said(WrongWorld, two(own_records(1, 0, far=0), own_records(1, 1, far=0)))
+
+
+def test_sharded_twice() -> None:
+    run = two(own_records(2, 0), own_records(2, 1))
+    found = said(WrongWorld, run)
+    assert "sharded twice" in found.message and found.severity is Severity.WARNING and "32 of its 64" in found.notes[0]
+    silent(SampleOrderDiffers, run)
+
+
+def test_a_sampler_of_one_replica_over_augmented_shares() -> None:
+    def own(rank: int, bag: int) -> list[Event]:
+        keys = event("dataset", kind="Data", attributes={"keys": [rank, bag, 64, site(8)]})
+        return [keys, *(e for n in range(2) for e in one_pass(n, share(0), rows=[99 * n + i for i in range(32)], **shuffled(0, n, 1)))]
+
+    silent(WrongWorld, two(own(0, 1), own(1, 2)))
+    said(WrongWorld, two(own(0, 1), own(1, 1)))
 
 
 def subset(indices: list[int], base: int = 0) -> dict[str, Any]:
@@ -434,6 +496,22 @@ def test_uneven_inputs() -> None:
     silent(UnevenInputs, two(*joined, rows=(rows, rows), exits=(-9, -9), reason="hang"))
     early = uneven(planned=5, complete=False)
     silent(UnevenInputs, two(*early, rows=(rows, rows), exits=(-9, -9), reason="hang"))  # it left by itself: EVL103
+
+
+def test_local_epochs_of_unequal_length_wait_for_nobody() -> None:
+    def run(seq: int) -> Run:
+        own = [
+            recording(
+                [loop_event(), *one_pass(0, list(range(4 * n)), **plain(planned=n)), *one_pass(1, list(range(4 * n)), **plain(planned=n))],
+                [row(i, num_batches=1, seq=7 + seq * i, t_ns=builder._clock[0] - 1) for i in range(n)],
+                rank=rank,
+            )
+            for rank, n in enumerate((3, 5))
+        ]
+        return builder.run(own)
+
+    silent(UnevenInputs, run(0))
+    said(UnevenInputs, run(1))
 
 
 def resumed(second: list[int], *, load: bool = True) -> Run:

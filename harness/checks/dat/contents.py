@@ -1,0 +1,72 @@
+"""What indices and samples stand for on different ranks, from digests of the samples drawn. Shared by DAT104 and DAT110."""
+
+from __future__ import annotations
+
+from harness.checks.dat.passes import Pass
+
+MIN_SEEN = 16  # two random halves of as few samples have none in common once in ten thousand times
+
+
+class Contents:
+    """What indices and samples stand for on different ranks."""
+
+    def __init__(self) -> None:
+        self.differ = self.compared = self.twice = self.seen = self.relabelled = 0
+        self.again = 0  # draws of an index that its rank had drawn before
+        self.labelled = self.label_differs = False  # labels are known; some index has another one on another rank
+        self.stable = True
+
+    @property
+    def agree(self) -> bool:
+        """Indices that two ranks drew stand for the same samples."""
+        return self.compared >= 4 and not self.differ and self.stable
+
+    @property
+    def apart(self) -> bool:
+        """The same indices stand for other samples, and no sample is on two ranks: each rank has data of its own. Samples that merely look
+        different at each draw are told by a rank's own second draw, or by their labels."""
+        return (
+            self.stable
+            and self.seen >= MIN_SEEN
+            and not self.twice
+            and self.compared >= 4
+            and self.differ == self.compared
+            and (self.label_differs or (self.again > 0 and not self.labelled))
+        )
+
+
+def contents_of(drawn: list[Pass]) -> Contents:
+    found = Contents()
+    table: dict[int, dict[int, int]] = {}  # index -> rank -> content
+    label: dict[int, dict[int, int]] = {}  # content -> rank -> label
+    per_rank: dict[int, dict[int, set[int]]] = {}  # rank -> content -> indices
+    named: dict[int, int] = {}  # index -> label
+    for one in drawn:
+        for position, (index, row) in enumerate(zip(one.indices, one.rows, strict=False)):
+            ranks = table.setdefault(index, {})
+            found.again += one.rank in ranks
+            if ranks.setdefault(one.rank, row) != row:
+                found.stable = False
+            per_rank.setdefault(one.rank, {}).setdefault(row, set()).add(index)
+            if position < len(one.labels):
+                label.setdefault(row, {}).setdefault(one.rank, one.labels[position])
+                found.labelled = True
+                found.label_differs = found.label_differs or named.setdefault(index, one.labels[position]) != one.labels[position]
+    if not found.stable:
+        return found
+    both = [ranks for ranks in table.values() if len(ranks) > 1]
+    found.compared = len(both)
+    found.differ = sum(1 for ranks in both if len(set(ranks.values())) > 1)
+    unique = all(len(indices) == 1 for rows in per_rank.values() for indices in rows.values())
+    if unique and len(per_rank) > 1:
+        holders: dict[int, set[int]] = {}
+        for rows in per_rank.values():
+            for row, indices in rows.items():
+                holders.setdefault(row, set()).update(indices)
+        found.seen = len(holders)
+        found.twice = sum(1 for indices in holders.values() if len(indices) > 1)
+    elif not unique and found.differ < 0.5 * max(1, found.compared):
+        found.differ = 0
+    if unique:
+        found.relabelled = sum(1 for ranks in label.values() if len(set(ranks.values())) > 1)
+    return found
