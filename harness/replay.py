@@ -61,7 +61,7 @@ def read_run(folder: Path, plan: Plan, ending: Ending, cores: int, *, live: bool
         load_recordings(place / protocol.REC_DIR),
         ending=ending,
         logs={} if live else rundir.read_logs(place),
-        nodes=[event for _, event in attempt.Told(place).events() if event["ev"] == "hello"] if plan.slurm is not None else [],
+        nodes=_node_facts(place) if plan.slurm is not None else [],
         num_cores=cores,
         expect=dict(plan.scenario.header.expect),
         live=live,
@@ -70,6 +70,13 @@ def read_run(folder: Path, plan: Plan, ending: Ending, cores: int, *, live: bool
     if not live and (reference / protocol.PLAN_FILE).is_file() and not reference.is_symlink():
         run.reference = read_run(reference, rundir.read_plan(reference), recorded_ending(reference), cores)
     return run
+
+
+def _node_facts(place: Path) -> list[Mapping[str, Any]]:
+    """What each supervisor of a Slurm job found on its node: at its start, and whom its ranks no longer heard at their end."""
+    events = list(attempt.Told(place).events())
+    silent = {agent: event["peers"] for agent, event in events if event["ev"] == "silent" and "peers" in event}
+    return [{**event, "silent": silent.get(agent, [])} for agent, event in events if event["ev"] == "hello"]
 
 
 def recorded_ending(folder: Path) -> Ending:

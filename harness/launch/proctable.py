@@ -130,7 +130,7 @@ def listening_ports(pids: Iterable[int]) -> dict[int, list[int]]:
     sockets = _listening_sockets()
     found: dict[int, list[int]] = {}
     for pid in pids:
-        if ports := sorted({sockets[inode] for inode in _socket_inodes(pid) if inode in sockets}):
+        if ports := sorted({sockets[inode] for inode in socket_inodes(pid) if inode in sockets}):
             found[pid] = ports
     return found
 
@@ -146,7 +146,7 @@ def _listening_sockets() -> dict[str, int]:
     return ports
 
 
-def _socket_inodes(pid: int) -> Iterator[str]:
+def socket_inodes(pid: int) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for entry in os.listdir(f"{PROC}/{pid}/fd"):
             with contextlib.suppress(OSError):

@@ -176,6 +176,8 @@ class SlurmHandle:
 
     def _end(self, state: str) -> Ending:
         account = self.follower.account
+        if not self._all_told:  # a host that Slurm has lost may live on, cut off from it but not from the folder
+            attempt.write_note(self._run_dir / attempt.CONTROL, "stop scheduler\n")
         told = ending_of(account, time.monotonic() - self._begun)
         known = self.state or JobState("")
         scheduler = Scheduler(self.job_id, state or known.state, known.reason, known.nodes, self.attempt, round(self.pending_s, 3))

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 from harness import attempt, rundir
 from harness.launch import job as wire
-from harness.launch import slurm_meet, spawn, warm
+from harness.launch import silence, slurm_meet, spawn, warm
 from harness.launch.command import AGENT_LOG, Command, Place, for_the_shim, python_of, rank_environment, script_path, shim
 from harness.launch.rank_shim import ENV_FIFO, FIFO
 from harness.launch.slurm_layout import num_agents, settings_of
@@ -175,14 +175,14 @@ class Node(Supervisor):
         assert self._gang is not None
         order, _, reason = attempt.read_note(self.run_dir / attempt.CONTROL).strip().partition(" ")
         if order == "stop":
-            return self._gang.stop(reason or "interrupted")
+            return self._stop(reason or "interrupted")
         nodes = self._folder / attempt.NODES_DIR
         if self._launched_at is not None and time.monotonic() > self._launched_at + self.plan.timeout_s + LIMIT_SLACK_S:
-            return self._gang.stop("timeout")
+            return self._stop("timeout")
         if self.num_agents == 1 or self._in_reference:
             return None
         if attempt.read_note(nodes / attempt.DOWN) and not self._failed_rank:
-            return self._gang.stop(BY_PEER)
+            return self._stop(BY_PEER)
         latest = slurm_meet.published(self._folder)
         if self._endpoint is not None and latest is not None and latest.number > self._endpoint.number and self._launched_at is None:
             self._gang.stop(RETRY)
@@ -191,8 +191,18 @@ class Node(Supervisor):
     def _on_signal(self) -> None:
         if signal.SIGTERM in os.read(self._wakeup, 4096):
             self._leaving = True
-            if self._gang is not None:
-                self._gang.stop(BY_SLURM, min(SLURM_GRACE_S, self.plan.grace_s))
+            self._stop(BY_SLURM, min(SLURM_GRACE_S, self.plan.grace_s))
+
+    def _stop(self, reason: str, grace_s: float | None = None) -> None:
+        """Looks at the ranks' connections first: with the ranks goes what tells of a host that is cut off."""
+        gang = self._gang
+        if gang is None:
+            return
+        if gang.reason == "exited" and self.num_agents > 1:
+            peers = silence.silent_peers(process.pid for process in gang.members())
+            if peers:
+                self._tell({"ev": "silent", "peers": peers})
+        gang.stop(reason, grace_s)
 
     # ---- after a gang has ended
 

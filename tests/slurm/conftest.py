@@ -16,13 +16,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 DEV_CLUSTER = ROOT / "scripts" / "slurm-dev-cluster"
 TINY = Path(__file__).with_name("tiny.py")
+GOES_ON = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 SLOW = bool(os.environ.get("HARNESS_TEST_SLURM_SLOW"))
 _reason: list[str] = []
 
@@ -76,6 +77,14 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def ended(self, job: str, limit_s: float = 150.0) -> str:
+        """The state in which a job ended; `sbatch --wait` asks ever more rarely, and adds up to half a minute."""
+        until = time.monotonic() + limit_s
+        while (state := re.search(r"JobState=(\S+)", self.client("scontrol", "-o", "show", "job", job))) is None or state[1] in GOES_ON:
+            assert time.monotonic() < until, f"job {job} did not end: {state}"
+            time.sleep(0.2)
+        return state[1]
+
     def start(self, cwd: Path, *words: str, user: int | None = None, **env: str) -> Run:
         log = Path(tempfile.mkstemp(dir=cwd, prefix="out-", suffix=".log")[1])
         with log.open("wb") as out:
@@ -113,13 +122,25 @@ def bring_up(*options: str) -> Cluster:
         raise
 
 
+def no_slurm(error: Exception) -> NoReturn:
+    """Skips, and the end of the output says why."""
+    _reason.append(str(error))
+    pytest.skip(f"no Slurm can be had here: {error}")
+
+
+def wait_idle(cluster: Cluster, num_nodes: int, limit_s: float = 60.0) -> None:
+    until = time.monotonic() + limit_s
+    while cluster.client("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D").strip() != str(num_nodes):
+        assert time.monotonic() < until, cluster.client("sinfo", "-N", "-l")
+        time.sleep(0.5)
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     try:
         one = bring_up("--nodes", "4")
     except (RuntimeError, OSError) as error:
-        _reason.append(str(error))
-        pytest.skip(f"no Slurm can be had here: {error}")
+        no_slurm(error)
     yield one
     one.stop()
     shutil.rmtree(one.folder, ignore_errors=True)
@@ -149,7 +170,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _reason:
-        terminalreporter.write_line(f"tests/slurm was skipped: no Slurm can be had here: {_reason[0]}")
+        terminalreporter.write_line(f"tests/slurm was skipped, in part or whole: no Slurm can be had here: {'; '.join(dict.fromkeys(_reason))}")
 
 
 def interrupt(run: Run) -> None:

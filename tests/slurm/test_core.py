@@ -26,6 +26,12 @@ def codes(document: dict[str, Any]) -> list[str]:
     return [f["code"] for f in document["findings"] if f["severity"] != "advice"]
 
 
+def hosts(run_dir: Path) -> dict[int, str]:
+    """Which host each rank was on, as it says itself."""
+    starts = [json.loads(path.read_text().splitlines()[0]) for path in sorted((run_dir / "rec").glob("*.jsonl"))]
+    return {start["rank"]: start["host"] for start in starts}
+
+
 def losses(document: dict[str, Any]) -> list[float]:
     return [rank["last_loss"] for rank in document["ranks"]]
 
@@ -40,6 +46,7 @@ def test_two_nodes_give_the_verdict_and_the_losses_of_one_machine(cluster: Clust
     assert losses(there) == losses(here)
     assert [f["code"] for f in there["findings"]] == [f["code"] for f in here["findings"]]
     assert (there["verdict"], [r["rank"] for r in there["ranks"]]) == (here["verdict"], [0, 1, 2, 3])
+    assert hosts(desk / "slurm") == {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
     assert there["ending"]["left_behind"] == []
     cluster.nothing_left(str(desk))
 
@@ -80,7 +87,7 @@ def test_a_job_that_cannot_start_is_cancelled_after_max_pending(cluster: Cluster
 
 
 def test_ctrl_c_leaves_the_job_and_attach_comes_back(cluster: Cluster, desk: Path) -> None:
-    run = cluster.start(desk, "run", "tiny.py", *TASKS, "--", "sleep", "20")
+    run = cluster.start(desk, "run", "tiny.py", *TASKS, "--", "sleep", "16")
     run.wait_for("at step 10")
     interrupt(run)
     code, text = run.end(30)
@@ -133,6 +140,13 @@ def test_hostile_paths_and_an_array_of_six(cluster: Cluster, tmp_path: Path) -> 
     assert logs == sorted(f"out 1 [] {name}\n" for name in names)
 
 
+def test_too_much_memory_is_named_with_its_rank(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "run", "tiny.py", *TASKS, "--slurm", "mem=2G", "--", "eat")
+    assert code == 1 and "rank 1 was killed by the kernel because memory ran out" in text, text
+    assert codes(report(desk)) == ["LAU103"]
+    cluster.nothing_left(str(desk))
+
+
 def test_inside_an_allocation_it_is_a_step_of_it(cluster: Cluster, desk: Path) -> None:
     words = ["salloc", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=2"]
     done = subprocess.run(
@@ -149,9 +163,10 @@ def test_a_batch_script_to_copy_runs_and_its_output_is_the_report(cluster: Clust
     code, text = cluster.run(desk, "sbatch", "tiny.py", "--nodes", "2", "-n", "1", "--slurm", "ranks=task")
     assert code == 0
     (desk / "job.sh").write_text(text)
-    done = subprocess.run(["sbatch", "--wait", "job.sh"], cwd=desk, env=cluster.env, capture_output=True, text=True, timeout=150)
+    job = subprocess.run(["sbatch", "--parsable", "job.sh"], cwd=desk, env=cluster.env, capture_output=True, text=True, timeout=20).stdout.strip()
+    state = cluster.ended(job)
     said = "".join(path.read_text() for path in desk.glob("harness-tiny-*.log"))
-    assert done.returncode == 0 and "verdict     sane" in said, said + done.stderr
+    assert state == "COMPLETED" and "verdict     sane" in said, f"{state}\n{said}"
 
 
 def test_without_accounting_all_is_the_same(cluster: Cluster, desk: Path) -> None:

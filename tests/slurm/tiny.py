@@ -23,6 +23,8 @@ for step in range(40):
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()
+    if step > 10 and what == "pace":
+        time.sleep(float(more))
     if step == 10:
         if rank == 0:
             print("at step 10", flush=True)

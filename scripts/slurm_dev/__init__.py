@@ -1,0 +1,1 @@
+"""The parts of scripts/slurm-dev-cluster. Standard library only: it runs as root with whatever Python the machine has."""
