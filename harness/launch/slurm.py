@@ -6,6 +6,7 @@ Inside an allocation the same tasks run as a job step of it, under the local sup
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -177,7 +178,8 @@ class SlurmHandle:
     def _end(self, state: str) -> Ending:
         account = self.follower.account
         if not self._all_told:  # a host that Slurm has lost may live on, cut off from it but not from the folder
-            attempt.write_note(self._run_dir / attempt.CONTROL, "stop scheduler\n")
+            with contextlib.suppress(OSError):
+                attempt.write_note(self._run_dir / attempt.CONTROL, "stop scheduler\n")
         told = ending_of(account, time.monotonic() - self._begun)
         known = self.state or JobState("")
         scheduler = Scheduler(self.job_id, state or known.state, known.reason, known.nodes, self.attempt, round(self.pending_s, 3))

@@ -57,7 +57,7 @@ def parse_sacct(text: str) -> JobState | None:
         return None
     state, _, nodes = lines[-1].partition("|")
     word, _, rest = state.partition(" ")
-    return JobState(word, rest, nodes.strip())
+    return JobState(word, rest, "" if nodes.strip() == "None assigned" else nodes.strip())
 
 
 class Client:

@@ -86,6 +86,14 @@ def test_a_job_that_cannot_start_is_cancelled_after_max_pending(cluster: Cluster
     assert cluster.client("squeue", "-h").strip() == ""
 
 
+def test_a_job_that_cannot_end_before_its_deadline_is_told_so(cluster: Cluster, desk: Path) -> None:
+    """n1 is taken, so the start comes too late for a minute's work."""
+    taken = cluster.client("sbatch", "--parsable", "-o", "/dev/null", "-w", "n1", "--exclusive", "--wrap", "sleep 120").strip()
+    code, text = cluster.run(desk, "run", "tiny.py", *TASKS, "--slurm", "nodelist=n1,n2", "--slurm", "time=1", "--slurm", "deadline=now+63seconds")
+    cluster.client("scancel", taken)
+    assert code == 4 and "Slurm ended the job at its deadline (DEADLINE)" in text, text
+
+
 def test_ctrl_c_leaves_the_job_and_attach_comes_back(cluster: Cluster, desk: Path) -> None:
     run = cluster.start(desk, "run", "tiny.py", *TASKS, "--", "sleep", "16")
     run.wait_for("at step 10")

@@ -151,3 +151,27 @@ def test_agent_0_makes_the_reference_run_after_a_clean_one(node: Any, tmp_path: 
     assert (inner / "nodes" / "0.jsonl").exists()
     one._after({**CLEAN, "exits": [{"rank": 0, "code": 1, "by_us": False}]})
     assert (one._leaving, one.exit_code) == (True, 0)  # the run itself was well
+
+
+class Stopped:
+    """A gang as far as its end matters."""
+
+    def __init__(self) -> None:
+        self.reason = "exited"
+
+    def members(self) -> list[Any]:
+        return []
+
+    def stop(self, reason: str, grace_s: float | None) -> None:
+        self.reason = reason
+
+
+def test_whom_the_ranks_do_not_hear_is_told_once_before_they_are_ended(node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, gang = node(), Stopped()
+    silent = [{"ip": "10.0.0.2", "retransmissions": 5, "num_bytes": 9}]
+    monkeypatch.setattr(slurm_node.silence, "silent_peers", lambda pids: silent if gang.reason == "exited" else [])
+    one._gang = gang
+    one._stop("hang")
+    one._stop("hang")
+    one._gang = None
+    assert gang.reason == "hang" and [e["peers"] for e in told(tmp_path) if e["ev"] == "silent"] == [silent]

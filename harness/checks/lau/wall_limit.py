@@ -43,7 +43,9 @@ class WallLimit(Check):
             yield self.finding(
                 f"Slurm ended the job at its {limit} ({job.state})",
                 notes=[f"job {job.job_id}", *steps],
-                help="ask for more with --slurm time=MINUTES, or give the script fewer steps",
+                help="ask for more with --slurm time=MINUTES, or give the script fewer steps"
+                if job.state == "TIMEOUT"
+                else "name a later --slurm deadline=..., or ask for less with --slurm time=MINUTES: a job that cannot end in time is not started",
             )
             return
         yield self.finding(

@@ -9,6 +9,8 @@ import pytest
 
 from harness.checks.base import NotApplicable
 from harness.checks.engine import fold
+from harness.checks.hng.hang import Hang
+from harness.checks.hng.host_cut_off import HostCutOff, cut_off
 from harness.checks.lau.host_name import HostName
 from harness.checks.lau.job_ended_from_outside import JobEndedFromOutside
 from harness.checks.lau.job_layout import JobLayout
@@ -24,7 +26,7 @@ from harness.model import Ending, RankExit, Scheduler, Slurm
 from harness.record import Run
 from tests.unit.checks.builder import event, findings, recording, row, run
 
-ALL = (SubmissionRejected, PendingTooLong, NodeFailed, JobEndedFromOutside, JobLayout, HostName, Requeued, RunFolderNotShared)
+ALL = (SubmissionRejected, PendingTooLong, NodeFailed, JobEndedFromOutside, JobLayout, HostName, Requeued, RunFolderNotShared, HostCutOff)
 CLOSED = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711"
 
 
@@ -151,6 +153,48 @@ def test_a_host_name_that_leads_nowhere_is_told_where_the_ranks_did_not_meet() -
     dev = [node(n, addresses=[f"127.77.0.{n}"], ip="127.0.0.1") for n in range(2)]
     assert said(HostName, job(exits=fell, nodes=dev)) == []  # all nodes are this machine: loopback is right
     assert said(HostName, job(nodes=[node(0), node(1, addresses=[])])) == []  # they met all the same
+
+
+def silent(*ips: str) -> list[dict[str, Any]]:
+    return [{"ip": ip, "retransmissions": 5, "num_bytes": 96} for ip in ips]
+
+
+def test_a_host_that_no_other_hears_is_named_with_its_ranks() -> None:
+    nodes = [node(0, silent=silent("10.0.0.2")), node(1, silent=silent("10.0.0.1", "10.0.0.3")), node(2, silent=silent("10.0.0.2", "192.0.2.9"))]
+    of = job(reason="hang", exits=((0, -15, True), (1, -15, True)), nodes=nodes)
+    (found,) = findings(HostCutOff, of)
+    assert (found.message, found.ranks) == ("host n2 no longer answers the others", (1,))
+    assert found.notes[0] == "n2 has not acknowledged 96 bytes from n1, sent 5 times more"
+
+
+def test_two_hosts_that_do_not_hear_each_other_are_both_named() -> None:
+    made = job(reason="hang", exits=((0, -15, True), (1, -15, True)), nodes=[node(0), node(1, silent=silent("10.0.0.1"))])
+    (found,) = findings(HostCutOff, made)
+    assert (found.message, found.ranks) == ("hosts n1 and n2 no longer reach each other", (0, 1))
+    assert said(HostCutOff, job(reason="hang", nodes=[node(0, silent=[3, {}]), node(1, silent="x")])) == []  # a forged line
+
+
+def test_a_hang_is_folded_under_the_host_and_the_host_under_the_failed_node() -> None:
+    nodes = [node(0, silent=silent("10.0.0.2")), node(1)]
+    hung = job(reason="hang", exits=((0, -15, True), (1, -15, True)), nodes=nodes)
+    assert [f.code for f in fold([*findings(HostCutOff, hung), *findings(Hang, hung)])] == ["HNG107"]
+    failed = job("NODE_FAIL", reason="scheduler", exits=((0, -15, True),), nodes=nodes)
+    assert [f.code for f in fold([*findings(HostCutOff, failed), *findings(NodeFailed, failed)])] == ["LAU133"]
+
+
+@pytest.mark.parametrize(
+    ("apart", "hosts"),
+    [
+        ("ab", ["a", "b"]),
+        ("ab ac ad", ["a"]),
+        ("ab cd", ["a", "b", "c", "d"]),
+        ("ac ad bc bd", ["a", "b"]),
+        ("ab ac bc", ["a", "b", "c"]),
+        ("", []),
+    ],
+)
+def test_the_fewest_hosts_that_explain_the_silence(apart: str, hosts: list[str]) -> None:
+    assert cut_off({frozenset(pair) for pair in apart.split()}) == hosts
 
 
 def test_a_requeued_job_is_an_advice() -> None:
