@@ -51,19 +51,26 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
     if count != 1:
         raise UsageError(f"{where}: `replace` matches {scenario}.py {count} times, not once")
     edited = source.replace(old, new)
-    before = source[: source.index(old)]
-    first = before.count("\n") + 1 + (len(new) - len(new.lstrip("\n")))
-    last = max(first, before.count("\n") + 1 + new.rstrip("\n").count("\n"))
+    first = source[: source.index(old)].count("\n") + 1
     return Planted(
         scenario,
         name,
         str(entry["finds"]),
         str(entry.get("story", "")),
         edited,
-        _lines_of(edited, str(entry["at"]), where) if "at" in entry else (first, last) if new.strip() else None,
+        _lines_of(edited, str(entry["at"]), where) if "at" in entry else _edited_lines(old, new, first),
         tuple(map(str, entry.get("args", ()))),
         dict(entry.get("env", {})),
     )
+
+
+def _edited_lines(old: str, new: str, first: int) -> tuple[int, int] | None:
+    """First and last line of what differs between the two texts, the first line of which is `first`; None where nothing but text went."""
+    was, now = old.split("\n"), new.split("\n")
+    head = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
+    tail = next((i for i, (a, b) in enumerate(zip(was[head:][::-1], now[head:][::-1], strict=False)) if a != b), min(len(was), len(now)) - head)
+    changed = [i for i in range(head, len(now) - tail) if now[i].strip()]
+    return (first + changed[0], first + changed[-1]) if changed else None
 
 
 def _lines_of(edited: str, text: str, where: str) -> tuple[int, int]:

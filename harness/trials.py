@@ -1,18 +1,21 @@
-"""Runs scripts one after another, each alone in an empty folder, on one set of warm servers, and says what was found in each.
+"""Runs many scripts, each alone in an empty folder, on warm servers, and says what was found in each.
 
 `harness selftest` runs the planted faults and their healthy twins through this; `scripts/cases` runs pairs of user-style scripts.
 """
 
 from __future__ import annotations
 
+import queue
 import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness import catalog, replay, suppress
+from harness.looking import Interrupts
 from harness.model import Finding, Outcome, OutcomeKind, Severity
 from harness.planning import make_job
 from harness.report import live
@@ -36,6 +39,7 @@ class Trial:
     hang_timeout_s: float | None = None
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    alone: bool = False  # it is judged on time, which another trial beside it would take
 
 
 @dataclass(frozen=True)
@@ -78,22 +82,54 @@ class Tried:
         return any(o.code == code and o.kind is OutcomeKind.RAN for o in self.outcomes)
 
 
-def run_trials(trials: Iterable[Trial], keep: Path | None = None) -> Iterator[Tried]:
-    """Run them in order; a result as soon as there is one. Folders are removed unless `keep` names where they stay."""
+def run_trials(trials: Iterable[Trial], keep: Path | None = None, num_lanes: int = 1) -> Iterator[Tried]:
+    """Run them; a result as soon as there is one. `num_lanes` at a time, each lane with warm servers of its own, then those that want to be
+    alone. In one lane they come in order. Folders are removed unless `keep` names where they stay."""
+    interrupts = Interrupts()
+    lanes = [_lane(interrupts) for _ in range(num_lanes)]
+    try:
+        with interrupts.caught():
+            if num_lanes > 1:
+                chosen = list(trials)
+                yield from _side_by_side(lanes, [trial for trial in chosen if not trial.alone], keep)
+                trials = [trial for trial in chosen if trial.alone]
+            for trial in trials:
+                if interrupts.signal is not None:
+                    return
+                yield _run_one(lanes[0], trial, keep)
+    finally:
+        for lane in lanes:
+            lane.supervisor.close()
+
+
+def _lane(interrupts: Interrupts) -> Session:
     from harness.launch import driver
     from harness.watch.view import View
 
     screen = live.Live(None, Style(), animate=False, cwd=".")
-    supervisor = driver.Supervisor()
-    session = Session(screen, supervisor, driver.command, View, Path.cwd())
-    try:
-        with session.interrupts.caught():
-            for trial in trials:
-                if session.interrupts.signal is not None:
-                    return
-                yield _run_one(session, trial, keep)
-    finally:
-        supervisor.close()
+    return Session(screen, driver.Supervisor(), driver.command, View, Path.cwd(), interrupts)
+
+
+def _side_by_side(lanes: list[Session], trials: list[Trial], keep: Path | None) -> Iterator[Tried]:
+    """Threads: a controller waits and reads small files, its ranks do the work."""
+    free: queue.SimpleQueue[Session] = queue.SimpleQueue()
+    for lane in lanes:
+        free.put(lane)
+
+    def run(trial: Trial) -> Tried | None:
+        lane = free.get()
+        try:
+            return None if lane.interrupts.signal is not None else _run_one(lane, trial, keep)
+        finally:
+            free.put(lane)
+
+    with ThreadPoolExecutor(len(lanes)) as workers:
+        try:
+            for done in as_completed([workers.submit(run, trial) for trial in trials]):
+                if (tried := done.result()) is not None:
+                    yield tried
+        finally:
+            workers.shutdown(cancel_futures=True)
 
 
 def _run_one(session: Session, trial: Trial, keep: Path | None) -> Tried:

@@ -38,7 +38,8 @@ class CollectivesDoNotMatch(Check):
     explains = ("HNG101", "LAU101", "LAU122", "LAU124")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        found = waits.require_hang(run)
+        if not (found := waits.require_hang(run)):
+            return
         waiting = [w for w in found if w.peers and w.op != "init"]
         if len({(w.op, w.place) for w in waiting}) < 2:
             return

@@ -41,7 +41,8 @@ class DeadPeer(Check):
     explains = ("HNG101", "HNG103", "HNG104", "LAU101", "LAU102", "LAU122", "LAU124")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        found = waits.require_hang(run)
+        if not (found := waits.require_hang(run)):
+            return
         workers = waits.workers(run)
         dead, standing = [w for w in workers if w.code], [w for w in workers if w.code is None]
         if dead and standing:

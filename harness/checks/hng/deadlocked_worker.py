@@ -38,7 +38,8 @@ class DeadlockedWorker(Check):
     explains = ("HNG101", "LAU122", "LAU124")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        found = waits.require_hang(run)
+        if not (found := waits.require_hang(run)):
+            return
         own = [w for w in waits.workers(run) if w.code is None]
         if own and len(own) == len(waits.workers(run)):
             joining = [w for w in found if w.op == "join" or not w.peers]

@@ -36,7 +36,8 @@ class Hang(Check):
     explains = ("LAU101", "LAU122", "LAU124")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        found = waits.require_hang(run)
+        if not (found := waits.require_hang(run)):
+            return
         alone = [w for w in found if not w.peers and w.op != "ended"]
         apart = alone if 0 < len(alone) < len(found) else []  # they do something of their own, the others wait for them
         first = apart[0] if apart else waits.odd_one_out([w for w in found if w.op != "ended"])

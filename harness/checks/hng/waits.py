@@ -91,9 +91,11 @@ def _stalled_at_limit(run: Run) -> bool:
 
 
 def require_hang(run: Run) -> list[Wait]:
-    """The waits of a hung run; NotApplicable for any other."""
+    """The waits of a hung run; none of a run that came to its end, NotApplicable for any other."""
     if not hung(run):
-        raise NotApplicable("the run did not hang")
+        if run.finished and not run.live:
+            return []
+        raise NotApplicable("the run neither hung nor came to its end")
     fall = blame.culprit(run)
     if fall is not None and not fall.victim:
         raise NotApplicable(f"rank {fall.rank} failed, the others only waited for it")

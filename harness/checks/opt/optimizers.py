@@ -14,13 +14,17 @@ BY_HAND = 65_535
 
 def by_opt(run: Run) -> dict[tuple[int, int], Sequence[int]]:
     """(rank, optimizer) -> places of its rows in the rank's recording, hand-made steps left out."""
-    table: dict[tuple[int, int], Sequence[int]] = {}
-    for rank, recording in enumerate(run.ranks):
-        column = recording.column("opt") if recording is not None else []
-        kinds = set(column)
-        for opt in kinds - {BY_HAND}:
-            table[rank, opt] = range(len(column)) if len(kinds) == 1 else [i for i, o in enumerate(column) if o == opt]
-    return table
+    present = [(rank, recording) for rank, recording in enumerate(run.ranks) if recording is not None]
+    return {(rank, opt): places for rank, recording in present for opt, places in rows_of(recording).items()}
+
+
+def rows_of(process: Recording) -> dict[int, Sequence[int]]:
+    """Optimizer -> places of its rows in this process's recording: of a rank, or of a worker that the script made itself."""
+    column = process.column("opt")
+    kinds = set(column)
+    if len(kinds) == 1:
+        return {opt: range(len(column)) for opt in kinds - {BY_HAND}}
+    return {opt: [i for i, o in enumerate(column) if o == opt] for opt in kinds - {BY_HAND}}
 
 
 def backwards_so_far(recording: Recording) -> list[int]:
@@ -34,14 +38,21 @@ def ranks_of(rows: Mapping[tuple[int, int], Sequence[int]], opt: int) -> tuple[i
 
 def params_event(run: Run, rank: int, opt: int) -> Event | None:
     recording = run.ranks[rank]
-    events = [e for e in (recording.of(protocol.PARAMS) if recording else []) if e["opt"] == opt]
-    return events[-1] if events else None
+    return params_of(recording, opt) if recording is not None else None
+
+
+def params_of(process: Recording, opt: int) -> Event | None:
+    return next((e for e in reversed(process.of(protocol.PARAMS)) if e["opt"] == opt), None)
 
 
 def step_site(run: Run, rank: int, opt: int) -> Where | None:
     """The backward before this optimizer's steps."""
     recording = run.ranks[rank]
-    return next((e.where for e in (recording.of("accumulation") if recording else ()) if e["opt"] == opt and e.where), None)
+    return accumulated_at(recording, opt) if recording is not None else None
+
+
+def accumulated_at(process: Recording, opt: int) -> Where | None:
+    return next((e.where for e in process.of("accumulation") if e["opt"] == opt and e.where), None)
 
 
 def had_gradients(run: Run, rank: int, opt: int) -> bool:

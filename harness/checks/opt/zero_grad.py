@@ -22,7 +22,7 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from harness.checks.base import Check, NotApplicable
@@ -30,7 +30,7 @@ from harness.checks.opt import optimizers
 from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.probe.protocol import FLAG_ZEROED
-from harness.record import Run
+from harness.record import Recording, Run
 
 
 class MissingZeroGrad(Check):
@@ -40,26 +40,29 @@ class MissingZeroGrad(Check):
     explains = ("OPT113", "OPT112", "OPT108")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        rows = optimizers.by_opt(run)
+        rows = [(process, opt, places) for process in run.processes for opt, places in optimizers.rows_of(process).items()]
         if not rows:
             raise NotApplicable("no optimizer step was recorded")
-        for (rank, opt), places in sorted(rows.items()):
-            recording = run.ranks[rank]
-            flags = recording.column("flags") if recording is not None else []
-            if recording is None or all(f & FLAG_ZEROED for f in set(flags)):
-                continue
-            since, grad = optimizers.backwards_so_far(recording), protocol.DIGEST_SLICE["grad"]
-            later = [
-                i for before, i in pairwise(places) if since[i] > since[before] and any(recording.raw(i)[grad])
-            ]  # grad 0: a closure computes it inside the step
-            dirty = [i for i in later if not flags[i] & FLAG_ZEROED]
-            if len(dirty) >= 3 and len(dirty) >= 0.9 * len(later):
-                event = optimizers.params_event(run, rank, opt)
-                yield self.finding(
-                    f"{len(dirty)} of {len(later)} optimizer steps were taken on gradients that also hold those of earlier steps",
-                    where=optimizers.step_site(run, rank, opt) or (event.where if event else None),
-                    ranks=optimizers.ranks_of(rows, opt),
-                    notes=[f"first at step {recording.column('step')[dirty[0]]}"],
-                    help="call optimizer.zero_grad() before the backward of each step",
-                )
-                return
+        hit = [(process, opt, found) for process, opt, places in rows if (found := _piled_up(process, places))]
+        if not hit:
+            return
+        process, opt, (dirty, num_steps) = hit[0]
+        params = optimizers.params_of(process, opt)
+        yield self.finding(
+            f"{len(dirty)} of {num_steps} optimizer steps were taken on gradients that also hold those of earlier steps",
+            where=optimizers.accumulated_at(process, opt) or (params.where if params else None),
+            ranks=sorted({int(p.start.get("rank") or 0) for p, o, _ in hit if o == opt}),
+            notes=[f"first at step {process.column('step')[dirty[0]]}"],
+            help="call optimizer.zero_grad() before the backward of each step",
+        )
+
+
+def _piled_up(process: Recording, places: Sequence[int]) -> tuple[list[int], int] | None:
+    """Rows of steps on gradients that were never zero since the step before, and how many steps were looked at."""
+    flags = process.column("flags")
+    if all(f & FLAG_ZEROED for f in set(flags)):
+        return None
+    since, grad = optimizers.backwards_so_far(process), protocol.DIGEST_SLICE["grad"]
+    later = [i for before, i in pairwise(places) if since[i] > since[before] and any(process.raw(i)[grad])]  # grad 0: a closure's, inside the step
+    dirty = [i for i in later if not flags[i] & FLAG_ZEROED]
+    return (dirty, len(later)) if len(dirty) >= 3 and len(dirty) >= 0.9 * len(later) else None
