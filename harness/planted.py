@@ -65,12 +65,13 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
 
 
 def _edited_lines(old: str, new: str, first: int) -> tuple[int, int] | None:
-    """First and last line of what differs between the two texts, the first line of which is `first`; None where nothing but text went."""
-    was, now = old.split("\n"), new.split("\n")
-    head = next((i for i, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-    tail = next((i for i, (a, b) in enumerate(zip(was[head:][::-1], now[head:][::-1], strict=False)) if a != b), min(len(was), len(now)) - head)
-    changed = [i for i in range(head, len(now) - tail) if now[i].strip()]
-    return (first + changed[0], first + changed[-1]) if changed else None
+    """First and last line of the new text, which begins on line `first`; None where it only lacks lines that were there."""
+    kept = iter(old.split("\n"))
+    lines = new.split("\n")
+    changed = [i for i, line in enumerate(lines) if line.strip()]
+    if not changed or all(line in kept for line in lines):  # each found behind the one before: a part of the old text, in order
+        return None
+    return first + changed[0], first + changed[-1]
 
 
 def _lines_of(edited: str, text: str, where: str) -> tuple[int, int]:

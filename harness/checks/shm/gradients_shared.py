@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.order import number
 from harness.checks.shm import workers
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 
@@ -54,7 +54,7 @@ class GradientsShared(Check):
             given = sum(number(m.data.get("grads")) for m in worker.models)
             yield self.finding(
                 f"{len({id(w) for w, _ in hit})} workers step with gradients that lie in shared memory",
-                where=worker.where,
+                where=(_shared_at(run, team.rank) if given else None) or worker.where,
                 ranks=(team.rank,),
                 notes=[
                     f"{event['grads_shared']} of {event['num']} gradients are shared",
@@ -64,3 +64,11 @@ class GradientsShared(Check):
                 evidence={"grads_shared": event["grads_shared"]},
             )
             return
+
+
+def _shared_at(run: Run, rank: int) -> Where | None:
+    """The last call of share_memory() on a model in the parent, which took the gradients along."""
+    recording = run.ranks[rank]
+    events = recording.of("share_memory") if recording is not None else []
+    calls = [e.where for e in events if e.where is not None and e["kind"] not in ("Tensor", "Parameter")]
+    return calls[-1] if calls else None

@@ -94,6 +94,11 @@ def passed_by(run: Run, pairs: Pairing, ranks: Sequence[int], event: Event, n: i
     return True
 
 
+def _alike(one: Event, other: Event) -> bool:
+    """Whether two calls can be meant for each other. A tensor of another dtype or of another size is a mistake; of both, another call."""
+    return bool(one["op"] == other["op"] and (one["dtype"] == other["dtype"] or one["numel"] == other["numel"]))
+
+
 WINDOW = 8  # calls within which a swapped partner is looked for
 
 
@@ -144,7 +149,7 @@ def lone(run: Run, pairs: Pairing) -> Lone | None:
             on = set(only)
             missing = [r for r in pairs.ranks if r not in on]
             others = [c for r, c in zip(pairs.ranks, pairs.columns, strict=True) if r not in on]
-            if all(len(c) > n and c[n]["op"] == event["op"] and not _shifts(column, c, n) for c in others):
+            if all(len(c) > n and _alike(c[n], event) and not _shifts(column, c, n) for c in others):
                 continue  # the same operation from a line of their own: an if/else around one collective
             if passed_by(run, pairs, missing, event, n):
                 return Lone(event, n, tuple(only), tuple(missing))
