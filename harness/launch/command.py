@@ -23,7 +23,7 @@ INHERITED = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE",
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "PYTHON_EXEC",
-    protocol.ENV_RUN_DIR, protocol.ENV_RUN_ID, protocol.ENV_PROBE_DIR, protocol.ENV_SHADOWED, protocol.ENV_EXPECT, protocol.ENV_NODE,
+    protocol.ENV_RUN_DIR, protocol.ENV_RUN_ID, protocol.ENV_PROBE_DIR, protocol.ENV_SHADOWED, protocol.ENV_EXPECT, protocol.ENV_NODE, protocol.ENV_INTERFACE,
     ENV_FIFO,
 )  # fmt: skip
 INHERITED_PREFIXES = ("PET_", RANK_PREFIX)  # torchrun reads an option from PET_<OPTION> where its command line has none
@@ -76,7 +76,7 @@ def rank_environment(plan: Plan, run_dir: Path, inherited: Mapping[str, str] | N
     path = [str(PROBE_DIR / "inject"), *filter(None, [env.get("PYTHONPATH", inherited.get("PYTHONPATH", ""))])]
     env["PYTHONPATH"] = os.pathsep.join(path)
     if plan.nodes == 1 and "GLOO_SOCKET_IFNAME" not in inherited:
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host name that resolves to another interface makes gloo wait or fail
+        env[protocol.ENV_INTERFACE] = "lo"
     env[protocol.ENV_RUN_DIR] = str(run_dir.absolute())
     env[protocol.ENV_RUN_ID] = plan.run_id
     env[protocol.ENV_PROBE_DIR] = str(PROBE_DIR)

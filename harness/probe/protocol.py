@@ -25,6 +25,7 @@ ENV_PROBE_DIR = "_HARNESS_PROBE_DIR"  # absolute path of harness/probe
 ENV_SHADOWED = "_HARNESS_SITECUSTOMIZE"  # "1" while our sitecustomize chains the one it shadows
 ENV_NODE = "_HARNESS_NODE"  # which supervisor of a job owns this process: the first part of its recording's stem; unset: torchrun's GROUP_RANK
 ENV_ATTEMPT = "_HARNESS_ATTEMPT"  # how often Slurm had requeued the job before
+ENV_INTERFACE = "_HARNESS_INTERFACE"  # what gloo uses where the script names none
 ENV_EXPECT = "_HARNESS_EXPECT"  # JSON: {"nproc": .., "nodes": .., "script": ..}: what the launcher was asked for
 
 REC_DIR = "rec"

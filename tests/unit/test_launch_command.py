@@ -45,7 +45,7 @@ def test_ranks_get_the_probe_and_the_marks() -> None:
     added = command(PLAN, RUN)[1]
     env = {name.removeprefix(RANK_PREFIX): value for name, value in added.items() if name.startswith(RANK_PREFIX)}
     assert env["PYTHONPATH"].split(":")[0].endswith("harness/probe/inject")
-    assert (env[protocol.ENV_RUN_ID], env[protocol.ENV_RUN_DIR], env["GLOO_SOCKET_IFNAME"]) == ("abc", "/runs/x", "lo")
+    assert (env[protocol.ENV_RUN_ID], env[protocol.ENV_RUN_DIR], env[protocol.ENV_INTERFACE]) == ("abc", "/runs/x", "lo")
     assert json.loads(env[protocol.ENV_EXPECT]) == {"nproc": 2, "nodes": 1, "script": "./train.py"}
 
 
@@ -59,7 +59,7 @@ def test_the_probe_stands_before_the_users_path(planned: dict[str, str], inherit
 
 
 def test_the_users_interface_is_kept() -> None:
-    assert "GLOO_SOCKET_IFNAME" not in commands.rank_environment(PLAN, RUN, {"GLOO_SOCKET_IFNAME": "eth0"})
+    assert protocol.ENV_INTERFACE not in commands.rank_environment(PLAN, RUN, {"GLOO_SOCKET_IFNAME": "eth0"})
 
 
 def test_warm_is_torchrun_with_other_interpreters(tmp_path: Path) -> None:
