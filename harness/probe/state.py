@@ -75,6 +75,7 @@ class State:
         self.sched_steps = 0
         self.ddps: list[Any] = []  # sensors/ddp.Wrapped, in order of construction
         self.loops: list[Any] = []  # sensors/loader.Pass that are open
+        self.let_go: list[Any] = []  # those whose iterator is gone with a batch that no backward has followed yet
         self.training_loops = 0
         self.probe_s = 0.0
         self.steps_by_optimizer = 0

@@ -129,7 +129,12 @@ class Pass:
     @property
     def trains(self) -> bool:
         """A backward ran while it was open."""
-        return bool(self._field("backwards")) if self.closed is not None else self.drawn_at_least > 0
+        return not self.let_go and bool(self._field("backwards")) if self.closed is not None else self.drawn_at_least > 0
+
+    @property
+    def let_go(self) -> bool:
+        """The iterator was gone before a backward came: `next(iter(loader))`, for a step, or for a picture of the samples."""
+        return bool(self._field("let_go"))
 
     @property
     def evaluates(self) -> bool:
@@ -137,6 +142,7 @@ class Pass:
         return (
             self.closed is not None
             and not self.trains
+            and not self.let_go
             and self.num_batches > 0
             and (not self.closed["grad"] or not self.closed["training"])
         )
@@ -225,11 +231,18 @@ def all_passes(run: Run) -> list[Pass]:
 
 
 def training(run: Run) -> list[Pass]:
-    """Closed passes in which a backward ran. Read once a judgement."""
+    """Closed passes in which a backward ran, or whose one batch was drawn for a step. Read once a judgement."""
     found = run.__dict__.get("_training_passes")
     if not isinstance(found, list):
-        found = run.__dict__["_training_passes"] = [p for p in all_passes(run) if p.closed is not None and p.trains]
+        every = [p for p in all_passes(run) if p.closed is not None]
+        drawn = {id(p) for group in by_key([p for p in every if p.let_go]) if _at_every_step(group) for p in group}
+        found = run.__dict__["_training_passes"] = [p for p in every if p.trains or id(p) in drawn]
     return found
+
+
+def _at_every_step(group: Sequence[Pass]) -> bool:
+    """Batches drawn one by one, nearly as many as there were steps meanwhile: they are what the steps are taken with."""
+    return len(group) >= 4 and 2 * len(group) > group[-1].opened.step - group[0].opened.step
 
 
 def few(passes: Sequence[Pass]) -> list[Pass]:

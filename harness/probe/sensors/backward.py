@@ -140,6 +140,8 @@ def _enter(loss: Any, site: sites.Site) -> None:
         if not S.light or site[:2] not in _seen:
             _describe(loss, site)
         graphs.watch(loss, "train")
+    if S.let_go:
+        S.let_go[0].settle()
     for loop in S.loops:
         loop.backwards += 1
     _look_at_wrapped(since, loss, site)

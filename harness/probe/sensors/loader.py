@@ -6,10 +6,10 @@ Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (dig
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode),
 data_s, worker_random ([torch, python, numpy, own] generators moved in a worker), own [before, after] (states of the dataset's own
-generators), switch (see layers.py). Event "dataset": loop, attributes {name: [ordered digest, sorted digest, length, site]} of what the
-dataset keeps in sequences. Event "loop" (first time a statement iterates a loader): of="loader", exits and ranges of this loop and those
-around it, see `origins.loops`. Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was
-entered.
+generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
+attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences. Event "loop" (first time a
+statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`. Event "set_epoch":
+epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _pages: weakref.WeakKeyDictionary[Any, mmap.mmap] = weakref.WeakKeyDictionary()
 _page: list[mmap.mmap | None] = [None]  # of the loader whose workers are being started: they inherit it
 _loops = [0]
 _kept = [0]
+_drawn = [0]
 _passes: dict[int, Pass] = {}  # id of iterator -> its open pass
 _told_datasets: set[int] = set()
 _told_loops: set[tuple[str, int]] = set()
@@ -63,15 +64,33 @@ class Pass:
         self.grad = self.training = False
         self.data_s = 0.0
         self.room = MAX_KEPT if _kept[0] < MAX_KEPT_IN_ALL else 256
+        self.drawn_at = 0  # how many batches the process had drawn when this one's last came
         self.page = _pages.get(loader)
         self.dataset = weakref.ref(loader.dataset) if hasattr(type(loader.dataset), "__weakref__") else None
         self.own = datasets.own_generators(loader.dataset)
         self.body = layers.Body()
 
+    def let_go(self) -> None:
+        """The iterator is gone. `next(iter(loader))` leaves a batch behind that may be trained on: the next backward tells."""
+        if self in S.loops and self.num_batches and not self.backwards and self.grad and self.training and len(S.let_go) < 8:
+            S.loops.remove(self)
+            S.let_go.append(self)
+        else:
+            self.finish(False)
+
+    @staticmethod
+    def settle() -> None:
+        """A backward: it is of the batches let go of, unless a pass that still runs has drawn one since."""
+        newest = max((p.drawn_at for p in S.loops), default=0)
+        for one in list(S.let_go):
+            one.backwards += one.drawn_at > newest
+            one.finish(False)
+
     def finish(self, complete: bool) -> None:
-        if self not in S.loops:
+        if self not in S.loops and self not in S.let_go:
             return
-        S.loops.remove(self)
+        let_go = self in S.let_go
+        (S.let_go if let_go else S.loops).remove(self)
         _kept[0] += len(self.indices) + len(self.rows) + len(self.labels)
         dataset = self.dataset() if self.dataset is not None else None
         S.recorder.event(
@@ -81,20 +100,20 @@ class Pass:
             backwards=self.backwards, collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
             training=self.training, data_s=round(self.data_s, 6), worker_random=list(self.page[:4]) if self.page is not None else None,
             own=[self.own, datasets.own_generators(dataset)] if self.own and dataset is not None else None,
-            switch=self.body.told() if not self.backwards else None,
+            switch=self.body.told() if not self.backwards else None, let_go=let_go and self.backwards > 0,
         )  # fmt: skip
 
 
 def _dropped(key: int, _ref: Any) -> None:
     found = _passes.pop(key, None)
     if found is not None:
-        quiet(found.finish)(False)
+        quiet(found.let_go)()
 
 
 @quiet
 def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site]) -> None:
     one = Pass(iterator, loader, site)
-    for other in [p for p in S.loops if p.loader == one.loader]:
+    for other in [p for p in (*S.loops, *S.let_go) if p.loader == one.loader]:
         other.finish(False)
     _passes[id(iterator)] = one
     S.loops.append(one)
@@ -119,6 +138,8 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     import torch
 
     one.num_batches += 1
+    _drawn[0] += 1
+    one.drawn_at = _drawn[0]
     one.data_s += took_s
     S.since.data_s += took_s
     S.since.num_batches += 1
@@ -326,7 +347,7 @@ def _note_join(*args: Any, **kwargs: Any) -> None:
 
 
 def finish_all() -> None:
-    for one in list(S.loops):
+    for one in (*S.loops, *S.let_go):
         one.finish(False)
 
 

@@ -15,6 +15,7 @@ from harness.checks.base import Check
 from harness.checks.dat.batch_sampler import BatchSamplerNotSharded
 from harness.checks.dat.coverage import ShardsDoNotCover
 from harness.checks.dat.epoch_not_set import EpochNotSet
+from harness.checks.dat.first_batch import FirstBatchAgain
 from harness.checks.dat.iterable import IterableNotSharded
 from harness.checks.dat.not_sharded import NotSharded
 from harness.checks.dat.order_differs import SampleOrderDiffers
@@ -30,7 +31,7 @@ from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    BatchSamplerNotSharded, EpochNotSet, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SeedDiffers,
+    BatchSamplerNotSharded, EpochNotSet, FirstBatchAgain, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SeedDiffers,
     ShardsDoNotCover, ShuffleRestarts, SplitDiffers, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
 ]  # fmt: skip
 
@@ -59,7 +60,7 @@ def one_pass(
         "loop": loop, "loader": 0, "num_batches": -(-len(rows) // 4), "num_samples": len(rows), "order": crc(indices),
         "indices": packed(indices), "rows": packed(rows),
         "labels": "", "content": crc(rows), "batch_sizes": [4, 4, 4], "backwards": 1, "collectives": 0, "steps": 4, "complete": True,
-        "grad": True, "training": True,
+        "grad": True, "training": True, "let_go": False,
     }  # fmt: skip
     first, last = (
         {k: v for k, v in fields.items() if k not in ended},
@@ -206,6 +207,23 @@ def test_epoch_set_after_its_pass() -> None:
 def test_the_whole_data_in_one_batch_needs_no_epoch() -> None:
     own = [[e for n in range(3) for e in one_pass(n, share(rank), planned=1, num_batches=1, **shuffled(rank))] for rank in range(2)]
     silent(EpochNotSet, two(*own))
+
+
+def test_the_first_batch_again() -> None:
+    def run(*epochs: int, text: str = "x, y = next(iter(loader))", **fields: Any) -> Run:
+        told = {"num_batches": 1, "complete": False, "planned": 8, "site": site(40, text)} | fields
+        return two(*([e for n, epoch in enumerate(epochs) for e in one_pass(n, share(r, epoch)[:4], **shuffled(r), **told)] for r in range(2)))
+
+    assert said(FirstBatchAgain, run(0, 0, 0, 0, 0)).severity is Severity.ERROR
+    assert said(FirstBatchAgain, run(0, 0, 0, 0, 0, let_go=True)).severity is Severity.ERROR
+    silent(FirstBatchAgain, run(0, 1, 2, 3, 4))
+    silent(FirstBatchAgain, run(0, 0, 0))
+    pictures = [[e for n in range(5) for e in one_pass(n, share(0)[:4], let_go=True, num_batches=1, s=9 * n, planned=8)] for _ in range(2)]
+    silent(FirstBatchAgain, two(*pictures))  # a look at the first samples now and then
+    silent(NotSharded, two(*pictures))
+    silent(FirstBatchAgain, run(0, 0, 0, 0, 0, planned=1))  # a loader of one batch
+    silent(FirstBatchAgain, run(0, 0, 0, 0, 0, text="for x, y in loader:"))  # left by a break: to overfit one batch
+    silent(FirstBatchAgain, run(0, 0, 0, 0, 0, rows=[7, 7, 7, 7]))  # one synthetic sample
 
 
 def test_no_shuffle_is_meant() -> None:
