@@ -62,6 +62,37 @@ def _argument_lines(tree: ast.Module, line: int, keyword: str, position: int, ca
     return found
 
 
+def advanced_at(site: sites.Site) -> sites.Site:
+    """For a call that is given a batch: the statement that moves on to the next one (`position += ...`, here or in the method that hands out
+    batches), else the one that made the batch, else the call."""
+    tree = _tree(site[0])
+    if tree is None:
+        return site
+    scope = _scope(tree, site[1])
+    calls = [n for n in _same_scope(scope) if isinstance(n, ast.Call) and n.lineno <= site[1] <= (n.end_lineno or n.lineno)]
+    given = [a for call in calls for a in call.args if isinstance(a, ast.Name)]
+    made = [m for a in given if (m := _assigned(scope, a, site[1] - 1)) is not None]
+    if not made:
+        return site
+    nearest = max(made, key=lambda n: n.lineno)
+    value = getattr(nearest, "value", None)
+    moved = _moved_on(tree, scope, value)
+    return (site[0], moved or nearest.lineno, site[2])
+
+
+def _moved_on(tree: ast.Module, scope: ast.AST, value: ast.expr | None) -> int:
+    """The line of the `+=` that a slice of this scope, or a method called for the batch, goes by; 0: none."""
+    where: list[ast.AST] = []
+    if isinstance(value, ast.Call):
+        where = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == _callee(value)]
+    names = {ast.unparse(n) for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute))} if value is not None else set()
+    for body in where or [scope]:
+        for node in _same_scope(body):
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and (where or ast.unparse(node.target) in names):
+                return node.lineno
+    return 0
+
+
 def _names(expression: ast.expr | None) -> list[ast.expr]:
     """The names and attributes that an expression reads, outermost first."""
     if isinstance(expression, (ast.Name, ast.Attribute)):

@@ -2,7 +2,8 @@
 
 What it does
     Compares what the ranks draw in training: the sample indices of their loaders, and, for batches made by hand, the content that reaches
-    the model (with DDP) or losses and local gradients (without it), at every step.
+    the model (with DDP) or losses and local gradients (without it), at every step. With DDP also whether one rank is fed what another
+    had some batches before, while others still meet new ones.
 
 Why it is bad
     Gradients of equal batches average to themselves: N processes do the work of one. With `shuffle=True` and a seed of its own on each rank
@@ -17,7 +18,8 @@ Right
 
 Known limits
     A global batch that each rank cuts its part from is healthy: it is told by the number of samples that the model gets. Without DDP and
-    with dropout that differs by rank, hand-made batches cannot be compared. A batch that never changes is advice only.
+    with dropout that differs by rank, hand-made batches cannot be compared. Ranks that
+    follow each other are seen with inputs on the CPU, and while no rank meets a batch of its own again. A batch that never changes is advice only.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from harness.checks.base import Check, Inconclusive
-from harness.checks.dat import passes, together
+from harness.checks.dat import passes, retraced, together
 from harness.checks.dat.passes import Pass
+from harness.checks.dat.retraced import Retraced
 from harness.model import Finding, Severity, Where
 from harness.record import Run
 
@@ -44,6 +47,10 @@ class NotSharded(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
+        behind = retraced.find(run)
+        if behind is not None:
+            yield self._retraced(behind, run)
+            return
         trained = passes.training(run)
         if not trained:
             yield from self._by_hand(run)
@@ -95,6 +102,16 @@ class NotSharded(Check):
             notes=[f"samples drawn in one epoch: {sum(p.num_samples for p in first)} by {run.world_size} ranks"],
             help=HELP,
             severity=Severity.WARNING,
+        )
+
+    def _retraced(self, one: Retraced, run: Run) -> Finding:
+        return self.finding(
+            f"rank {one.follower} trains on the batches that rank {one.leader} had {one.lag} {'batch' if one.lag == 1 else 'batches'} before: "
+            f"{one.num} of {one.of}",
+            where=one.made,
+            ranks=run.rank_ids,
+            notes=[f"{one.different} different batches among the {one.fed} that the ranks were fed, none of them twice on one rank"],
+            help="let each rank move on by what all ranks take in a step (world_size batches), not by its own batch",
         )
 
     def _by_hand(self, run: Run) -> Iterable[Finding]:

@@ -23,7 +23,7 @@ from .. import digests, names, sites, sources
 from ..arm import on_import
 from ..patching import after, before, quiet, wrap
 from ..state import S, mix
-from . import graphs
+from . import graphs, inputs
 
 
 def note_inner_eval(module: Any) -> None:
@@ -289,7 +289,10 @@ def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any, site: sites.S
     if model.training or S.steps < 4:
         tensors = digests.of_batch((args, kwargs))
         if tensors and tensors[0].device.type == "cpu":  # a device batch would be waited for
-            S.since.batch = mix(S.since.batch, digests.of_tensors(tensors[:4])[0])
+            digest = digests.of_tensors(tensors[:4])[0]
+            S.since.batch = mix(S.since.batch, digest)
+            if model.training:
+                inputs.note(wrapped.index, digest, site)
             S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
     if S.steps < 64 or S.steps % 16 == 0:
         _look_for_changes(wrapped, model, site)

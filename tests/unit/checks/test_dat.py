@@ -286,6 +286,31 @@ def test_equal_batches_by_hand() -> None:
     silent(NotSharded, two([], [], rows=(rows[:2], rows[:2])))
 
 
+def fed(batches: list[int]) -> list[Event]:
+    halves = (batches[:9], batches[9:])
+    return [event("fed", line=60, index=0, first=9 * i, digests=packed(half), made=site(30, "position += B * T")) for i, half in enumerate(halves)]
+
+
+def test_a_rank_that_follows_another() -> None:
+    found = said(NotSharded, two(fed(list(range(20))), fed(list(range(1, 21)))))
+    assert "rank 0 trains on the batches that rank 1 had 1 batch before" in found.message
+    assert found.where is not None and found.where.line == 30
+    four = builder.run([recording([ddp(4), *fed([2 * i + rank for i in range(20)])], rank=rank) for rank in range(4)])
+    assert "rank 0 trains on the batches that rank 2 had" in said(NotSharded, four).message
+
+
+def test_healthy_ways_through_the_data() -> None:
+    def own(first: list[int], second: list[int]) -> Run:
+        return two(fed(first), fed(second))
+
+    silent(NotSharded, own(list(range(0, 40, 2)), list(range(1, 41, 2))))
+    half, rest = list(range(10)), list(range(10, 20))
+    silent(NotSharded, own(half + rest, rest + half))  # shares that the ranks exchange, or a pass begun elsewhere
+    silent(NotSharded, own([5] * 20, [5] * 20))  # one batch for ever
+    silent(NotSharded, own([(7 * i * i) % 11 for i in range(20)], [(5 * i * i + 1) % 11 for i in range(20)]))  # with replacement
+    silent(NotSharded, own(list(range(6)), list(range(1, 7))))  # too few to tell
+
+
 def test_equal_batches_by_hand_without_ddp() -> None:
     rows = steps([0, 0, 0], [0.5, 0.4, 0.3])
 
