@@ -1,7 +1,8 @@
 """DAT101 sampler-epoch-not-set: every epoch draws the samples in the same order.
 
 What it does
-    Compares the order of the sample indices of successive training passes over a loader with a shuffling sampler.
+    Compares the order of the sample indices of successive training passes over a loader with a shuffling sampler. Where there is one pass
+    only: whether its batches come back, bit for bit and in the same order (`itertools.cycle(loader)`, a list that was made of it once).
 
 Why it is bad
     `DistributedSampler` shuffles with seed + epoch. Without `set_epoch` the epoch stays 0: each rank sees the same samples in the same
@@ -28,8 +29,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
-from harness.checks.dat import passes
+from harness.checks.dat import passes, replayed
 from harness.checks.dat.passes import Pass
+from harness.checks.dat.replayed import Replay
 from harness.model import Finding, Severity
 from harness.record import Event, Run
 
@@ -42,6 +44,10 @@ class EpochNotSet(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
+        replays = [r for r in replayed.found(run) if _shuffles(r.one)]
+        if replays:
+            yield self._replayed(replays)
+            return
         shuffling = [p for p in passes.few(passes.training(run)) if _shuffles(p) and not (p.planned == 1 and p.exhausted)]
         if not shuffling:
             raise NotApplicable("no training pass over a shuffling sampler")
@@ -57,6 +63,27 @@ class EpochNotSet(Check):
         late = [(g, at) for g in groups if (at := _set_afterwards(run, g)) is not None]
         if late and len(late) == len([g for g in groups if g[0].key == late[0][0][0].key]):
             yield self._late(late)
+
+    def _replayed(self, replays: list[Replay]) -> Finding:
+        first = replays[0]
+        at = first.epoch_set.where if first.epoch_set is not None else None
+        notes = [f"{first.again} steps on rank {first.one.rank} got, bit for bit, the batches of {first.period} steps before"]
+        if at is not None:
+            notes.append(f"set_epoch() at line {at.line} has no effect: the loader is not asked again")
+        return self.finding(
+            f"the {first.one.num_batches} batches of one pass are trained on again and again: the loader is never asked for another order",
+            where=first.one.where,
+            ranks=[r.one.rank for r in replays],
+            notes=notes,
+            help="iterate over the loader itself in every epoch, after `set_epoch`: itertools.cycle and lists keep the batches of the first pass",
+            severity=self._severity_of(first),
+        )
+
+    def _severity_of(self, replay: Replay) -> Severity:
+        """A list of batches may be meant, to keep small data in memory; under a set_epoch it is not."""
+        if replay.epoch_set is not None or (replay.drawn_in_training and replay.one.distributed is not None):
+            return Severity.ERROR
+        return Severity.WARNING if replay.drawn_in_training else Severity.ADVICE
 
     def _late(self, late: list[tuple[list[Pass], Event]]) -> Finding:
         group, event = late[0]

@@ -3,7 +3,8 @@
 What it does
     Compares what the ranks draw in training: the sample indices of their loaders, and, for batches made by hand, the content that reaches
     the model (with DDP) or losses and local gradients (without it), at every step. With DDP also whether one rank is fed what another
-    had some batches before, while others still meet new ones.
+    had some batches before, while others still meet new ones; and whether the ranks' inputs differ first and are equal from a step on, as
+    they are after a resume that gave every rank the generator of rank 0.
 
 Why it is bad
     Gradients of equal batches average to themselves: N processes do the work of one. With `shuffle=True` and a seed of its own on each rank
@@ -36,6 +37,7 @@ from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 MIN_STEPS, MAX_STEPS = 3, 512
+MAX_WITNESSED, MIN_EQUAL = 256, 8  # steps whose inputs are looked at; equal ones in a row, after others
 HELP = "give the loader `sampler=DistributedSampler(dataset)` (and call `set_epoch`), or take every world_size-th sample from `rank` on"
 
 
@@ -50,6 +52,10 @@ class NotSharded(Check):
         behind = retraced.find(run)
         if behind is not None:
             yield self._retraced(behind, run)
+            return
+        later = self._from_some_step_on(run)
+        if later is not None:
+            yield later
             return
         trained = passes.training(run)
         if not trained:
@@ -112,6 +118,30 @@ class NotSharded(Check):
             ranks=run.rank_ids,
             notes=[f"{one.different} different batches among the {one.fed} that the ranks were fed, none of them twice on one rank"],
             help="let each rank move on by what all ranks take in a step (world_size batches), not by its own batch",
+        )
+
+    def _from_some_step_on(self, run: Run) -> Finding | None:
+        """The model's inputs differ between the ranks at first, and are equal from a step on to the end, although they change from step to step."""
+        if not together.wrapped(run):
+            return None
+        batches: list[int] = []  # of rank 0; 0 where the ranks' differ
+        for step in islice(run.steps(), MAX_WITNESSED):
+            row = step.rows[0] if step.complete else None
+            if row is None or not row.batch:
+                break
+            batches.append(row.batch if step.same("batch") else 0)
+        first = next((i + 1 for i in reversed(range(len(batches))) if not batches[i]), 0)
+        equal = batches[first:]
+        if batches[:first].count(0) < max(MIN_STEPS, 0.9 * first) or len(equal) < MIN_EQUAL or len(set(equal)) < 0.5 * len(equal):
+            return None
+        restored = next((e.where for _, e in run.events("load") if e["done"] and e.step == first and e.where is not None), None)
+        return self.finding(
+            f"from step {first} on all ranks train on equal batches: the inputs of the model are bit-equal at {len(equal)} of {len(equal)} steps",
+            where=restored or _drawn_at(run) or _backward_at(run),
+            ranks=run.rank_ids,
+            notes=[f"before, they differ at {batches[:first].count(0)} of {first} steps", *(["this line restores a file at that step"] if restored else [])],
+            help="save the generator's state for each rank, or seed it anew with seed + rank after the resume" if restored else HELP,
+            severity=self.severity if restored else Severity.WARNING,
         )
 
     def _by_hand(self, run: Run) -> Iterable[Finding]:

@@ -44,6 +44,11 @@ class Measured:
     def rows(self) -> int:
         return number(self.event["rows"])
 
+    @property
+    def once(self) -> bool:
+        """A single number that was read, not one of each batch: made from the whole share."""
+        return self.of == "item" and number(self.event["num"]) == 1
+
     def value(self, name: str) -> float:
         found = self.event[name]
         return float(found) if isinstance(found, (int, float)) else math.nan

@@ -37,6 +37,7 @@ from harness.checks.evl.reports import Report
 from harness.model import Finding, Severity
 from harness.record import Run
 
+TO_ONE = ("reduce", "gather", "gather_object", "recv", "irecv", "send", "isend", "batch_isend_irecv")
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".yaml", ".yml")
 
 
@@ -61,14 +62,16 @@ class MetricFromOneShard(Check):
                 yield found
                 return
         for own in measures[:64]:
-            found = next((f for m in own[: passes.MAX_COMPARED] if (f := self._own_mean(run, m, own)) is not None), None)
+            found = next((f for m in own[: passes.MAX_COMPARED] if (f := self._own_mean(run, m, own, epochs)) is not None), None)
             if found is not None:
                 yield found
                 return
         yield from self._stored(run, epochs)
 
-    def _own_mean(self, run: Run, one: Measured, group: Sequence[Measured]) -> Finding | None:
+    def _own_mean(self, run: Run, one: Measured, group: Sequence[Measured], epochs: list[Epoch]) -> Finding | None:
         """The mean of what this rank measured, which is not that of all ranks."""
+        if one.of == "item" and _gathered_by_one(run, one):
+            return None
         until = min(
             (m.first_t for m in measured.of_rank(run, one.rank) if m.where == one.where and m.first_t > one.last_t), default=1 << 63
         )
@@ -77,16 +80,15 @@ class MetricFromOneShard(Check):
                 continue
             for value in report.values():
                 right = measured.is_own(value, one, group)
-                if right is not None:
-                    return self._share(
-                        report, one, sum(m.rows for m in group), f"{value.value:g} is the mean here, {right:.6g} that over all ranks"
-                    )
+                if right is not None and not (one.of == "item" and _is_training_loss(value, one.rank, one.at, epochs)):
+                    return self._share(report, one, sum(m.rows for m in group), _told(value, one, right))
         return None
 
     def _share(self, report: Report, one: Measured, size: int, note: str) -> Finding:
         line = f"line {report.where.line}" if report.where else "a line"
+        share = f" ({one.rows} of {size} samples)" if not one.once else ""
         return self.finding(
-            f"{line} reports a number of rank {one.rank}'s share ({one.rows} of {size} samples) as the whole's",
+            f"{line} reports a number of rank {one.rank}'s share{share} as the whole's",
             where=report.where,
             ranks=(one.rank,),
             notes=[f"reported: {report.text[:120]}", note],
@@ -99,7 +101,7 @@ class MetricFromOneShard(Check):
         for report in _after(run, one):
             if report.y != one.y:
                 return None
-            if _speaks_for_all(run, report) and [v for v in report.values() if not _is_training_loss(v, one, epochs)]:
+            if _speaks_for_all(run, report) and [v for v in report.values() if not _is_training_loss(v, one.rank, one.step, epochs)]:
                 line = f"line {report.where.line}" if report.where else "a line"
                 size = max(sum(e.num_samples for e in group), one.one.dataset_len if one.one is not None else 0)
                 share = f"{one.num_samples} of {size} samples"
@@ -133,6 +135,12 @@ class MetricFromOneShard(Check):
                         return
 
 
+def _told(value: reports.Value, one: Measured, right: float) -> str:
+    if one.once and one.where is not None:
+        return f"line {one.where.line} read {value.value:g} on this rank, and other values on the others: {right:.6g} in the mean"
+    return f"{value.value:g} is the mean here, {right:.6g} that over all ranks"
+
+
 def _after(run: Run, one: Evaluation) -> list[Report]:
     """Reports of the rank after a measurement and before its next one or its next step."""
     later = [e.opened_ns for e in evaluations.by_rank(run)[one.rank] if e.opened_ns > one.ended_ns]
@@ -151,11 +159,18 @@ def _speaks_for_all(run: Run, report: Report) -> bool:
     return reports.num_ranks_at(run, report.where) == 1
 
 
-def _is_training_loss(value: reports.Value, one: Evaluation, epochs: list[Epoch]) -> bool:
+def _gathered_by_one(run: Run, one: Measured) -> bool:
+    """One rank was sent what the others have, before it read its number: theirs is no measure of it."""
+    recording = run.ranks[one.rank]
+    sent = [e for e in recording.of("coll") if e.step == one.at and e["op"] in TO_ONE] if recording is not None else []
+    return any(e.t_ns <= one.last_t for e in sent)
+
+
+def _is_training_loss(value: reports.Value, rank: int, step: int, epochs: list[Epoch]) -> bool:
     """A number that the line takes from training, not from this measurement."""
     for epoch in epochs:
-        if epoch.group[one.rank].closed is not None and epoch.group[one.rank].closed.step <= one.step:  # type: ignore[union-attr]
-            known = (epoch.means[one.rank], epoch.lasts[one.rank], epoch.mean, epoch.means[one.rank] * epoch.num_steps[one.rank])
+        if epoch.group[rank].closed is not None and epoch.group[rank].closed.step <= step:  # type: ignore[union-attr]
+            known = (epoch.means[rank], epoch.lasts[rank], epoch.mean, epoch.means[rank] * epoch.num_steps[rank])
             if any(value.is_near(v) for v in known):
                 return True
     return False

@@ -3,7 +3,7 @@ hand-written sync.
 
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
 "sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler, made (the statement that made the loss).
-Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync.
+Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps): opt, names {position: name}, local (sampled values after the last backward), synced (the same
 elements before a clip, or at the step), at_step.
 Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
@@ -18,7 +18,7 @@ from typing import Any
 from .. import digests, marks, sites, sources
 from ..patching import after, quiet, wrap
 from ..state import S, seq
-from . import ddp, graphs, manual, steps
+from . import ddp, graphs, manual, steps, thrown
 
 at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
 _seen: dict[tuple[str, int], str] = {}
@@ -82,18 +82,13 @@ def _describe(loss: Any, site: sites.Site) -> None:
 LOOKED_AT = 8  # gradients, spread over the optimizer: a part that is never zeroed counts
 
 
-def _spread(items: list[Any], num: int) -> list[Any]:
-    """At most `num` of them, evenly spaced, the last one among them."""
-    return items if len(items) <= num else [items[(i + 1) * len(items) // num - 1] for i in range(num)]
-
-
 def _check_zeroed() -> None:
     """Whether each optimizer's gradients are zero or None now; remembered until its step."""
     for optimizer in marks.optimizers():
         if not marks.of(optimizer).zeroed:
             versions = marks.of(optimizer).versions
             nonzero = False
-            for p in _spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
+            for p in thrown.spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
                 if p.grad.device.type != "cpu":
                     # its value would wait for the device: what nobody has written to since the last step or backward is as it was
                     nonzero = nonzero or versions.get(id(p), p.grad._version) == p.grad._version
@@ -157,6 +152,8 @@ def _value(loss: Any) -> Any:
 
 def _look_at_gradients(site: sites.Site) -> None:
     _check_zeroed()
+    if S.steps < thrown.NUM_STEPS:
+        thrown.look(site)
     if S.steps < 64 and any(marks.of(o).zeroed for o in marks.optimizers()) and all(_grads_none(o) for o in marks.optimizers()):
         _since_zero.clear()
     _since_zero[site] = _since_zero.get(site, 0) + 1
@@ -214,6 +211,8 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
         wrapped.forwards = 0  # one forward arms the reducer for one backward
     if loss.grad_fn is not None:
         manual.remember(loss)
+    if S.steps < thrown.NUM_STEPS and S.loss_site is not None:
+        thrown.note_backward(S.loss_site)
     for m in list(marks.table.values()):
         if (not S.light or m.on_device) and (optimizer := m.optimizer()) is not None:
             _note_versions(optimizer, m)
@@ -264,6 +263,7 @@ def _at_light_step(optimizer: Any, witness: Any) -> None:
     m = marks.of(optimizer)
     S.since.zeroed = m.zeroed or not m.stepped
     m.zeroed, m.stepped = False, True
+    m.num_steps += 1
     if m.on_device or not S.light:
         _note_versions(optimizer, m)
     if _since_zero:
@@ -289,6 +289,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
         S.recorder.event(
             "accumulation",
             S.loss_site,
+            dropped=thrown.take(),
             opt=witness.opt,
             sites=[[sites.as_json(s), n] for s, n in counted],
             reduces=S.since.num_reduce,

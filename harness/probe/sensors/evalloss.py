@@ -3,7 +3,8 @@
 Event "measured" (first 400; when something was synchronised since, at the next step, at the end): site, of ("loss" | "item"), num (calls), rows
 (samples in them), mean (of the values), weighted (mean over the samples), total (sum over the samples), sum (of the values), targets
 (digest of a loss's targets in order), first_t, last_t, at (steps so far), at_y. A stretch is a statement's calls between two
-synchronisations. CPU tensors only: reading another would wait for the device.
+synchronisations. CPU tensors only: reading another would wait for the device. item() counts with gradients on as well, between an
+evaluation and the next step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .. import digests, sites
 from ..arm import at_close
 from ..patching import quiet, traceable
 from ..state import S, mix
-from . import steps
+from . import evaluation, steps
 
 FUNCTIONS = (
     "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
@@ -91,7 +92,7 @@ def _make_item(original: Any) -> Any:
     def item(self: Any) -> Any:
         value = original(self)
         if (
-            not grad_enabled()
+            (not grad_enabled() or evaluation._open)
             and S.steps
             and _told[0] < MAX_TOLD
             and type(value) in (int, float)

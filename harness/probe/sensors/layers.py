@@ -77,7 +77,7 @@ class Body:
     def _look(self) -> None:
         _looks[0] += 1
         for root in roots():
-            if _in_train_mode(root):
+            if root.training or _inner_trains(root):
                 self.training = True
                 dropout, norms = count(root)
                 self.num_dropout += len(dropout)
@@ -140,6 +140,11 @@ def _in_train_mode(root: Any) -> bool:
     """A wrapper keeps a flag of its own: the model inside counts as well."""
     inner = vars(root)["_modules"].get("module")
     return bool(root.training) and (inner is None or bool(inner.training))
+
+
+def _inner_trains(root: Any) -> bool:
+    """The wrapper went to eval mode, and the model inside did not go along."""
+    return any(w.ref() is root for w in S.ddps) and bool(root.module.training)
 
 
 def _tell_layers(witness: Any) -> None:

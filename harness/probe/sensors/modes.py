@@ -1,6 +1,7 @@
 """train() and eval() of whole models, torch.compile, DataParallel.
 
-Event "mode" (first 400): training, module, root (it is nobody's child among wrapped modules), site.
+Event "mode" (first 400): training, module, root (it is nobody's child among wrapped modules), site, against (a train() of the script's own
+was told to go to eval mode, and puts itself into train mode).
 Event "data_parallel": device_ids, site. Event "compile": site.
 Event "eval_graphs": see graphs.py; forwards of a module in eval mode with gradients enabled.
 """
@@ -22,7 +23,9 @@ _eval_roots: set[int] = set()
 def _before_train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
     frame_site = sites.here(4)
     if frame_site[0] and _immediate_user_call():
-        S.recorder.event("mode", frame_site, training=bool(mode), module=type(module).__name__)
+        S.recorder.event(
+            "mode", frame_site, training=bool(mode), module=type(module).__name__, against=bool(mode) and _against_its_mode(module)
+        )
         _watch_eval(module, bool(mode))
 
 
@@ -36,6 +39,22 @@ def _immediate_user_call() -> bool:
             return False
         if sites.is_user_code(frame.f_code):
             return True
+        frame = frame.f_back
+    return False
+
+
+def _against_its_mode(module: Any) -> bool:
+    """Whether an override of train() that was given False passes True on for the whole module; looked at where the user's code switches."""
+    import sys
+
+    frame: Any = sys._getframe(4)
+    for _ in range(6):
+        if frame is None:
+            return False
+        code = frame.f_code
+        if code.co_name == "train" and code.co_argcount > 1 and sites.is_user_code(code):
+            told = [frame.f_locals.get(name) for name in code.co_varnames[:2]]
+            return told[0] is module and told[1] is False
         frame = frame.f_back
     return False
 

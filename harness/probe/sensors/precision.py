@@ -2,19 +2,23 @@
 
 Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm.
 Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
-site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval.
+site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
+(its optimizer; -1: has not stepped so far). Event "schedule_idle" (first 8 of a scheduler): site,
+kind, id, lr, beside (optimizer that has stepped since this scheduler's last step, with parameters of the scheduler's optimizer, which has not),
+made (the statement that made the scheduler).
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import weakref
 from typing import Any
 
-from .. import sites
+from .. import marks, sites
 from ..patching import after, before
 from ..state import S
-from . import backward
+from . import backward, steps
 
 _unscaled: set[int] = set()
 
@@ -53,10 +57,54 @@ def _after_scheduler(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
     optimizer = getattr(scheduler, "optimizer", None)
     group = optimizer.param_groups[0] if optimizer is not None and optimizer.param_groups else {}
     lr = group.get("lr")
+    _look_for_idle(scheduler, optimizer, lr)
     S.recorder.event(
         "scheduler", sites.here(4), kind=type(scheduler).__name__, last_epoch=getattr(scheduler, "last_epoch", None), id=id(scheduler) % 1_000_003,
+        opt=steps._known[id(optimizer)].opt if id(optimizer) in steps._known else -1,
         lr=float(lr) if isinstance(lr, (int, float)) else None, metrics=isinstance(args[0], float) if args else False,
     )  # fmt: skip
+
+
+_last_step: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()  # its optimizer's steps, all steps, told
+MAX_IDLE = 8
+
+
+def _look_for_idle(scheduler: Any, optimizer: Any, lr: Any) -> None:
+    """Whether another optimizer has stepped the parameters of this scheduler's one since the scheduler's last step. 1 us where not."""
+    mark = marks.table.get(id(optimizer))
+    if mark is None:
+        return  # a wrapper that is no optimizer of torch's: its steps are not counted
+    before = _last_step.get(scheduler)
+    told = before[2] if before is not None else 0
+    if before is not None and mark.num_steps == before[0] and S.steps > before[1] and told < MAX_IDLE:
+        beside = _stepped_beside(optimizer)
+        if beside >= 0:
+            told += 1
+            S.recorder.event(
+                "schedule_idle", sites.here(5), kind=type(scheduler).__name__, id=id(scheduler) % 1_000_003, beside=beside,
+                lr=float(lr) if isinstance(lr, (int, float)) else None, made=sites.as_json(scheduler_made.get(scheduler, sites.UNKNOWN)),
+            )  # fmt: skip
+    _last_step[scheduler] = (mark.num_steps, S.steps, told)
+
+
+def _stepped_beside(optimizer: Any) -> int:
+    """The optimizer that has stepped, shares a parameter and none of its groups (a wrapper hands its own on); -1: none."""
+    own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    groups = {id(group) for group in optimizer.param_groups}
+    for witness in list(steps._known.values()):
+        other = witness.optimizer()
+        if other is None or other is optimizer or own.isdisjoint(witness.ids):
+            continue
+        if groups.isdisjoint(id(group) for group in other.param_groups):
+            return int(witness.opt)
+    return -1
+
+
+scheduler_made: weakref.WeakKeyDictionary[Any, sites.Site] = weakref.WeakKeyDictionary()
+
+
+def _after_made(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    scheduler_made[scheduler] = sites.here(4)
 
 
 def arm() -> None:
@@ -70,6 +118,7 @@ def arm() -> None:
     before(torch.amp.GradScaler, "unscale_", _before_unscale)
     after(torch.amp.GradScaler, "update", _after_update)
     scheduler = torch.optim.lr_scheduler
+    after(scheduler.LRScheduler, "__init__", _after_made)
     for kind in list(vars(scheduler).values()):
         if isinstance(kind, type) and issubclass(kind, scheduler.LRScheduler) and "step" in vars(kind):
             after(kind, "step", _after_scheduler)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import builder
@@ -632,3 +633,44 @@ def test_resume_from_another_runs_checkpoint() -> None:
     silent(ShuffleRestarts, run(3, {"epoch": 3}))
     silent(ShuffleRestarts, run(0, {"epoch": 0}))
     silent(ShuffleRestarts, run(0, {"best_epoch": 3}))
+
+
+def replays(order: list[int], *, own: Sequence[Event] = (), **fields: Any) -> Run:
+    """One pass of four batches, and what went into the model at each step after it was opened."""
+    rows = [row(i, batch=b, t_ns=10**15 + i) for i, b in enumerate(order)]
+    events = [[*one_pass(0, share(rank)[:16], **(shuffled(rank, id=1) | fields)), *own] for rank in range(2)]
+    return two(*events, rows=(rows, rows))
+
+
+def test_the_batches_of_one_pass_for_ever() -> None:
+    found = said(EpochNotSet, replays([11, 12, 13, 14] * 4))
+    assert found.severity is Severity.ERROR and "4 batches of one pass" in found.message and "12 steps" in found.notes[0]
+    silent(EpochNotSet, replays(list(range(11, 27))))  # new batches each time
+    silent(EpochNotSet, replays([11, 12, 13, 14] * 2))  # too few to say
+    silent(EpochNotSet, replays([11] * 16))  # one fixed batch
+    silent(EpochNotSet, replays([11, 12, 13, 14] * 4, distributed={"num_replicas": 2, "rank": 0, "shuffle": False}))
+    silent(EpochNotSet, replays([11, 12, 13, 14] * 4, complete=False))
+
+
+def test_a_list_of_batches_may_be_meant() -> None:
+    kept = event("batches_held", loop=0, alive=4)
+    listed = {"backwards": 0, "steps": 0}
+    assert said(EpochNotSet, replays([11, 12, 13, 14] * 4, own=[kept], **listed)).severity is Severity.ADVICE
+    late = event("set_epoch", t=10**14, line=50, epoch=1, sampler=1)
+    found = said(EpochNotSet, replays([11, 12, 13, 14] * 4, own=[kept, late], **listed))
+    assert found.severity is Severity.ERROR and "set_epoch() at line 50" in found.notes[1]
+    silent(EpochNotSet, replays([11, 12, 13, 14] * 4, own=[event("batches_held", loop=0, alive=0)], **listed))  # statistics of the data
+
+
+def test_equal_batches_from_a_step_on() -> None:
+    def run(own: list[int], other: list[int], *events: Event) -> Run:
+        tables = [[row(i, batch=b, loss=b / 10) for i, b in enumerate(batches)] for batches in (own, other)]
+        return two([*events], [*events], rows=(tables[0], tables[1]))
+
+    apart, same = [[r * 100 + i for i in range(6)] for r in (1, 2)], list(range(300, 312))
+    found = said(NotSharded, run(apart[0] + same, apart[1] + same, event("load", line=70, s=6, done=True)))
+    assert found.severity is Severity.ERROR and found.where is not None and found.where.line == 70 and "from step 6 on" in found.message
+    assert said(NotSharded, run(apart[0] + same, apart[1] + same)).severity is Severity.WARNING
+    silent(NotSharded, run(apart[0] + same[:5], apart[1] + same[:5]))
+    silent(NotSharded, run(apart[0] + [300] * 12, apart[1] + [300] * 12))  # one batch that all look at
+    silent(NotSharded, run(apart[0] + same + [1], apart[1] + same + [2]))  # not to the end

@@ -402,3 +402,25 @@ def test_padding_in_gathered_objects(leaves: int, cut: bool, counted: bool) -> N
         own.append([*events, gathered([], s=2, leaves=leaves, cut=cut), event("coll", line=55, s=2, y=5, op="all_gather_object", numel=-1)])
     found = builder.findings(EvalPaddingDuplicates, two(*own))
     assert bool(found) is counted
+
+
+def test_a_train_that_takes_no_notice_of_its_mode() -> None:
+    against = event("mode", line=14, s=2, training=True, against=True, module="Segmenter")
+    found = said(NeverEvals, never({}, event("mode", line=60, s=2, training=False), against))
+    assert found.where is not None and found.where.line == 14 and found.message.startswith("train() of Segmenter takes no notice")
+    silent(NeverEvals, never({}, against, event("mode", line=48, s=2, training=True, against=False)))  # meant after all
+
+
+def test_a_number_read_after_all_was_sent_to_one_rank() -> None:
+    def run(op: str) -> Run:
+        ranks = []
+        for rank in range(2):
+            read = {"num": 1, "rows": 10, "mean": (0.8123, 0.4)[rank], "weighted": (0.8123, 0.4)[rank], "total": 1.0, "sum": 1.0}
+            told = [event("coll", line=38, s=2, op=op, done=True)]
+            told += [event("measured", line=41, s=2, of=of, at=2, at_y=4, first_t=5, last_t=10**15, targets=7 + rank, **read) for of in ("loss", "item")]
+            told[1].data["mean"] = told[1].data["weighted"] = 0.3 + rank  # type: ignore[index]
+            ranks.append(trained(0, 2) + told + ([event("print", t=10**15 + 1, s=2, y=9, line=60, text="val_f1 0.8123")] if rank == 0 else []))
+        return two(*ranks, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
+
+    said(MetricFromOneShard, run("all_reduce"))
+    silent(MetricFromOneShard, run("reduce"))

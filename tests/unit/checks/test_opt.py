@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builder import event, findings
+from builder import event, findings, site
 from replica_runs import NAMES, by_rank, setup, two_ranks
 
 from harness.checks.opt import (
@@ -14,6 +14,7 @@ from harness.checks.opt import (
     clip_scaled,
     closure_local,
     edited,
+    idle_schedule,
     lr,
     mean_of_means,
     same_gradient,
@@ -24,6 +25,7 @@ from harness.checks.opt import (
     zero_grad,
 )
 from harness.checks.registry import all_checks
+from harness.model import Severity
 from harness.probe.protocol import FLAG_ALL_NONE, FLAG_CHANGED, FLAG_DDP, FLAG_ZEROED
 from harness.record import Event, Run
 
@@ -111,3 +113,50 @@ def test_one_step_a_epoch_of_the_scheduler_is_healthy() -> None:
 def test_a_first_step_without_zeroing_is_healthy() -> None:
     healthy = two_ranks(each=lambda r, s: {"grad": 5, "flags": FLAG_CHANGED | (FLAG_ZEROED if s else 0)})
     assert findings(the_check(zero_grad), healthy) == []
+
+
+def thrown_away(*, no_sync: int = 3, scaled: bool = True, at_step: float = 0.5, steps: int = 8) -> Run:
+    """Four backwards of line 30 a step; those before the last were cleared by line 28."""
+    dropped = [[site(30), 3, no_sync, site(28)]]
+    return two_ranks(
+        extra=lambda r: [
+            event("loss", line=30, scaled=scaled),
+            event("gradients", opt=0, s=0, local={"0": [1.0, 2.0]}, at_step={"0": [at_step, 1.0]}),
+            *(event("accumulation", line=30, opt=0, s=s, sites=[[site(30), 1]], dropped=dropped if s < steps else []) for s in range(8)),
+        ]
+    )
+
+
+def test_micro_batches_thrown_away() -> None:
+    (found,) = findings(the_check(cleared), thrown_away())
+    assert found.where is not None and found.where.line == 28 and found.severity is Severity.ERROR and found.message.startswith("3 of 4 backwards")
+    assert [f.severity for f in findings(the_check(cleared), thrown_away(no_sync=0, scaled=False))] == [Severity.ADVICE]
+    assert findings(the_check(cleared), thrown_away(at_step=-1.0)) == []  # put together by the script from all of them
+    assert findings(the_check(cleared), thrown_away(steps=2)) == []  # skipped now and then
+
+
+def scheduled(*, beside: tuple[int, ...] = (1,) * 6, lr: float = 0.0, own: int = 0, rests: bool = True) -> Run:
+    """Optimizer 1 steps the parameters of optimizer 0, whose scheduler goes on."""
+
+    def events(rank: int) -> list[Event]:
+        told = [event("scheduler", line=46, id=1, opt=0, lr=0.1 - 0.01 * n, t=2 * 10**9 + n) for n in range(6)]
+        told += [event("scheduler", line=47, id=2, opt=1, lr=0.1, t=2 * 10**9 + n) for n in range(own)]
+        idle = [
+            event("schedule_idle", line=46, kind="StepLR", id=1, beside=b, lr=0.1, made=site(40), t=2 * 10**9 + n) for n, b in enumerate(beside)
+        ]
+        return [event("params", line=24, opt=1, kind="AdamW", names=NAMES), *told, *idle]
+
+    return two_ranks(
+        extra=events,
+        each=lambda r, s: {"opt": int(s < 11 or rests), "t_ns": 2 * 10**9 + 10 * s, "lr": 0.002 + lr * s},
+    )
+
+
+def test_a_schedule_of_an_optimizer_that_rests() -> None:
+    (found,) = findings(the_check(idle_schedule), scheduled())
+    assert found.where is not None and found.where.line == 24 and "the StepLR drives" in found.message and "AdamW" in found.message
+
+
+@pytest.mark.parametrize("told", [{"beside": (1, 1)}, {"lr": 0.1}, {"own": 3}, {"rests": False}, {"beside": ()}])
+def test_schedules_that_only_rest_for_a_while_or_have_a_successor(told: dict[str, Any]) -> None:
+    assert findings(the_check(idle_schedule), scheduled(**told)) == []
