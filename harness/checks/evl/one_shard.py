@@ -25,6 +25,7 @@ Known limits
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
@@ -38,6 +39,8 @@ from harness.model import Finding, Severity
 from harness.record import Run
 
 TO_ONE = ("reduce", "gather", "gather_object", "recv", "irecv", "send", "isend", "batch_isend_irecv")
+TRAINING = re.compile(r"train|grad|norm|temperature|scale|\blr\b", re.IGNORECASE)
+MEASURED = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".yaml", ".yml")
 
 
@@ -80,7 +83,9 @@ class MetricFromOneShard(Check):
                 continue
             for value in report.values():
                 right = measured.is_own(value, one, group)
-                if right is not None and not (one.of == "item" and _is_training_loss(value, one.rank, one.at, epochs)):
+                if right is None or (one.of == "item" and _is_training_loss(value, one.rank, one.at, epochs)):
+                    continue
+                if not (one.once and _of_training(report.label(value))):
                     return self._share(report, one, sum(m.rows for m in group), _told(value, one, right))
         return None
 
@@ -133,6 +138,11 @@ class MetricFromOneShard(Check):
                             help="all-reduce the sum of the losses on every rank after this loop, and divide by world_size as well",
                         )
                         return
+
+
+def _of_training(label: str) -> bool:
+    """A number that its line calls one of training, or a loss of nothing in particular: OUT105 has those."""
+    return bool(TRAINING.search(label)) or ("loss" in label.lower() and not MEASURED.search(label))
 
 
 def _told(value: reports.Value, one: Measured, right: float) -> str:

@@ -61,6 +61,15 @@ class Report:
             found.append(_value(match.group()))
         return found
 
+    def label(self, value: Value) -> str:
+        """What the line says between the number before it and this one."""
+        start = 0
+        for match in NUMBER.finditer(self.text):
+            if _value(match.group()) == value:
+                return self.text[start : match.start()]
+            start = match.end()
+        return self.text
+
 
 def _value(text: str) -> Value:
     mantissa, _, exponent = text.lower().partition("e")
