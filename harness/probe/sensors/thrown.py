@@ -39,15 +39,26 @@ def _weights() -> int:
     return digests.of_tensors(some[:32])[0]
 
 
+def _capturing() -> bool:
+    """A CUDA graph is being captured: reading a tensor would break it."""
+    import torch as untyped
+
+    torch: Any = untyped
+    return bool(torch.cuda.is_initialized()) and bool(torch.cuda.is_current_stream_capturing())
+
+
 def note_backward(site: sites.Site) -> None:
     """After a backward of the first steps."""
+    if _capturing():
+        _given.clear()
+        return
     _given[:] = [site, S.steps, S.since.last_no_sync, _weights()] if _has_gradients() else []
     _cleared_at.clear()
 
 
 def look(site: sites.Site) -> None:
     """Before the next one."""
-    if not _given or _given[:2] != [site, S.steps] or _has_gradients() or _weights() != _given[3]:
+    if not _given or _given[:2] != [site, S.steps] or _capturing() or _has_gradients() or _weights() != _given[3]:
         return
     entry = _dropped.setdefault(site, [0, 0, sites.UNKNOWN])
     entry[0] += 1
