@@ -59,9 +59,7 @@ def _held(recording: Recording, one: Pass) -> bool:
 def _batches(recording: Recording, since_ns: int) -> list[int]:
     """What went into the model at each step from a time on, as far as it was looked at."""
     at = protocol.DIGEST_SLICE["batch"]
-    drawn = [
-        int.from_bytes(recording.raw(i)[at], "little") for i, t in enumerate(recording.column("t_ns")[:NUM_WITNESSED]) if t > since_ns
-    ]
+    drawn = [int.from_bytes(recording.raw(i)[at], "little") for i, t in enumerate(recording.column("t_ns")[:NUM_WITNESSED]) if t > since_ns]
     return drawn[: drawn.index(0)] if 0 in drawn else drawn
 
 

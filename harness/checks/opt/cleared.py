@@ -80,7 +80,10 @@ class ClearedBeforeStep(Check):
                 f"{num} of {num + 1} backwards a step are thrown away: their gradients are zeroed before any step",
                 where=where_of(cleared) if where_of(cleared) is not None and cleared.get("file") else where_of(site),
                 ranks=replicas.rank_list([r for r, e in run.events("accumulation") if _dropped_of(e)]),
-                notes=[f"{len(hit)} of {len(windows)} steps looked at; " + ("inside no_sync()" if no_sync else "the loss is scaled" if scaled else "")],
+                notes=[
+                    f"{len(hit)} of {len(windows)} steps looked at",
+                    *(["inside no_sync()"] if no_sync else ["the loss is scaled"] * scaled),
+                ],
                 help="zero the gradients once a window, after the step, not before every micro-batch",
                 severity=self.severity if meant else Severity.ADVICE,
             )
@@ -90,7 +93,12 @@ class ClearedBeforeStep(Check):
 def _dropped_of(event: Event) -> tuple[Any, int, int, Any] | None:
     """(site, number, inside no_sync, site of the clearing) of backwards from the statement that also gave the step its gradients."""
     for entry in event["dropped"] if isinstance(event["dropped"], list) else ():
-        if isinstance(entry, list) and len(entry) == 4 and all(isinstance(n, int) for n in entry[1:3]) and where_of(entry[0]) == event.where:
+        if (
+            isinstance(entry, list)
+            and len(entry) == 4
+            and all(isinstance(n, int) for n in entry[1:3])
+            and where_of(entry[0]) == event.where
+        ):
             return entry[0], entry[1], entry[2], entry[3] if isinstance(entry[3], dict) else {}
     return None
 
