@@ -158,6 +158,16 @@ def worker_line(kind: type) -> sites.Site | None:
     return None
 
 
+def seeding_line(function: Any) -> sites.Site | None:
+    """The line of a worker_init_fn that seeds a generator, or else its first."""
+    code = getattr(getattr(function, "func", function), "__code__", None)
+    if code is None or not sites.is_user_code(code):
+        return None
+    lines = sorted({at for _, _, at in code.co_lines() if at})
+    line = next((at for at in lines if re.search(r"seed\w*\(", linecache.getline(code.co_filename, at)) and at > code.co_firstlineno), code.co_firstlineno)
+    return (code.co_filename, line, code.co_name)
+
+
 def _tree(name: str) -> ast.Module | None:
     if name not in _trees:
         lines = linecache.getlines(name)

@@ -1,8 +1,8 @@
 """DAT113 worker-rng-identical: the loader workers of all ranks draw the same random numbers.
 
 What it does
-    Compares the base seed from which a loader seeds its workers, and the states of generators that the dataset owns; looks in the workers
-    whether fetching a sample draws from them.
+    Compares the base seed from which a loader seeds its workers, what `worker_init_fn` seeded instead, and the states of generators that
+    the dataset owns; looks in the workers whether fetching a sample draws from them.
 
 Why it is bad
     Worker 0 of every rank augments its n-th sample alike; with a generator that the dataset owns so do all workers of one rank.
@@ -10,11 +10,15 @@ Why it is bad
 Wrong
     loader = DataLoader(dataset, num_workers=4, generator=torch.Generator().manual_seed(seed))
 
+    def worker_init_fn(worker_id): np.random.seed(worker_id)
+
 Right
+    def worker_init_fn(worker_id): np.random.seed(torch.initial_seed() % 2**32)
     loader = DataLoader(dataset, num_workers=4, generator=torch.Generator().manual_seed(seed + rank))
 
 Known limits
-    Sees workers that are forked. Streams (IterableDataset) may need equal draws to split a shuffled list, and are not judged.
+    Sees workers that are forked. A dataset that seeds anew for each sample (by its index, say) is healthy. Streams (IterableDataset) may
+    need equal draws to split a shuffled list, and are not judged.
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ class WorkerRngIdentical(Check):
         groups = [g for g in passes.aligned(run, worked) if all(any(_moved(p)) for p in g)]
         if not groups:
             raise NotApplicable("no training pass whose workers draw at random")
+        found = self._seeded_alike(run, groups)
+        if found is not None:
+            yield found
+            return
         seeded = [g for g in groups if all(any(_moved(p)[:3]) for p in g)]
         same = [g for g in seeded if len({repr(p.opened["base_seed"]) for p in g}) == 1 and g[0].opened["base_seed"] is not None]
         if same and len(same) == len(seeded):
@@ -51,6 +59,22 @@ class WorkerRngIdentical(Check):
             if name:
                 yield owned_finding(self, run, group[0], name)
                 return
+
+    def _seeded_alike(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
+        """`worker_init_fn` gave a generator that is drawn from the same seed on all ranks."""
+        told = [(g, name) for g in groups if (name := _alike(g))]
+        if not told or len(told) < len([g for g in groups if all(_seeds(p) for p in g)]):
+            return None
+        first, name = told[0][0][0], told[0][1]
+        again = [g[0] for g, _ in told if g[0].key == first.key]
+        every = len(again) > 1 and not first.opened["persistent"] and len({repr(_seeds(p)) for p in again}) == 1
+        return self.finding(
+            f"{name}'s generator has the same seed in the workers of all ranks, and each sample draws from it",
+            where=where_of(first.opened["seeds_workers"]) or _seeded_at(run, first),
+            ranks=run.rank_ids,
+            notes=[f"{len(told)} passes" + (", with the same draws in each of them" if every else "")],
+            help="seed from `torch.initial_seed()` (it differs by rank, worker and epoch if the loader's generator does), or add the rank and epoch",
+        )
 
     def _found(self, run: Run, same: list[list[Pass]]) -> Finding:
         first = same[0][0]
@@ -67,6 +91,25 @@ def _moved(one: Pass) -> list[bool]:
     """Which generators a worker was seen to draw from: torch's, python's, numpy's, the dataset's own."""
     flags = one.closed["worker_random"] if one.closed is not None else None
     return [bool(f) for f in flags[:4]] if isinstance(flags, list) and len(flags) >= 4 else [False] * 4
+
+
+def _seeds(one: Pass) -> list[list[int]]:
+    """Of each worker: what torch's, python's and numpy's generator were seeded with."""
+    found = one.closed["worker_seeds"] if one.closed is not None else None
+    rows = found if isinstance(found, list) else []
+    return [[passes.number(v) for v in r] for r in rows if isinstance(r, list) and len(r) == 3]
+
+
+def _alike(group: list[Pass]) -> str:
+    """A generator that the workers of all ranks draw from, seeded alike though the workers' own seeds differ."""
+    tables = [_seeds(p) for p in group]
+    if len({repr(p.opened["base_seed"]) for p in group}) == 1 or len({len(t) for t in tables}) != 1:
+        return ""
+    for kind, name in enumerate(("torch", "python", "numpy")):
+        columns = {tuple(row[kind] for row in table) for table in tables}
+        if len(columns) == 1 and any(next(iter(columns))) and all(_moved(p)[kind] for p in group):
+            return name
+    return ""
 
 
 def _seeded_at(run: Run, one: Pass) -> Where | None:

@@ -5,7 +5,8 @@ nearest first), base_seed (of the workers), what `datasets.describe` says of sam
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode),
-data_s, worker_random ([torch, python, numpy, own] generators moved in a worker), own [before, after] (states of the dataset's own
+data_s, worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
+seeded with), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
 attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences. Event "loop" (first time a
 statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`. Event "batches_held" (8
@@ -24,7 +25,7 @@ from array import array
 from functools import partial
 from typing import Any
 
-from .. import datasets, digests, origins, sites
+from .. import datasets, digests, origins, sites, workerseeds
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import before, quiet, wrap
@@ -67,6 +68,7 @@ class Pass:
         self.room = MAX_KEPT if _kept[0] < MAX_KEPT_IN_ALL else 256
         self.drawn_at = 0  # how many batches the process had drawn when this one's last came
         self.page = _pages.get(loader)
+        self.num_workers = int(loader.num_workers)
         self.dataset = weakref.ref(loader.dataset) if hasattr(type(loader.dataset), "__weakref__") else None
         self.own = datasets.own_generators(loader.dataset)
         self.body = layers.Body()
@@ -103,6 +105,7 @@ class Pass:
             indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), content=self.content, batch_sizes=self.sizes,
             backwards=self.backwards, collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
             training=self.training, data_s=round(self.data_s, 6), worker_random=list(self.page[:4]) if self.page is not None else None,
+            worker_seeds=workerseeds.told(self.page, self.num_workers) if self.page is not None else None,
             own=[self.own, datasets.own_generators(dataset)] if self.own and dataset is not None else None,
             switch=self.body.told() if not self.backwards else None, let_go=let_go and self.backwards > 0,
         )  # fmt: skip
@@ -281,9 +284,9 @@ def _iter(original: Any) -> Any:
 
 
 def _share_page(loader: Any) -> None:
-    """Four bytes of memory that forked workers share with us: which generators moved while they fetched."""
+    """Memory that forked workers share with us: which generators moved while they fetched, and what each worker's were seeded with."""
     if loader.num_workers and loader not in _pages:
-        _pages[loader] = mmap.mmap(-1, 16)
+        _pages[loader] = mmap.mmap(-1, workerseeds.PAGE_BYTES)
     _page[0] = _pages.get(loader)
 
 
@@ -296,8 +299,10 @@ def _fetch(original: Any) -> Any:
         if page is None or not S.recorder.disabled or _fetches[0] >= 4:  # not a worker, or seen enough
             return original(self, index)
         _fetches[0] += 1
-        earlier = _states(self)
+        earlier, seeds = _states(self), workerseeds.now() if _fetches[0] == 1 else []
         result = original(self, index)
+        if seeds:
+            workerseeds.tell(page, seeds, workerseeds.now())
         for position, (a, b) in enumerate(zip(earlier, _states(self), strict=True)):
             if a != b:
                 page[position] = 1
@@ -340,6 +345,7 @@ def _remember_made(loader: Any) -> None:
         "made_sampler": sites.as_json(sampler[0]) if sampler else None,
         "made_dataset": [sites.as_json(s) for s in dataset],
         "made_generator": sites.as_json(generator[0]) if generator else None,
+        "seeds_workers": sites.as_json(origins.seeding_line(getattr(loader, "worker_init_fn", None)) or sites.UNKNOWN),
     }
 
 

@@ -65,11 +65,11 @@ def one_pass(
     }  # fmt: skip
     first, last = (
         {k: v for k, v in fields.items() if k not in ended},
-        {k: v for k, v in fields.items() if k in ended or k in ("own", "worker_random")},
+        {k: v for k, v in fields.items() if k in ended or k in ("own", "worker_random", "worker_seeds")},
     )
     s, y = fields.get("s", 0), fields.get("y", 0)
     begin = event(
-        "loader", line=line, **(opened | {k: v for k, v in first.items() if k not in ("s", "y", "own", "worker_random")}), s=s, y=y
+        "loader", line=line, **(opened | {k: v for k, v in first.items() if k not in ("s", "y", "own", "worker_random", "worker_seeds")}), s=s, y=y
     )
     return [begin, event("pass", line=line, **(ended | last), s=s, y=y)] if closed else [begin]
 
@@ -480,6 +480,22 @@ def test_worker_seeds() -> None:
     said(WorkerRngIdentical, run(7, 7))
     silent(WorkerRngIdentical, run(7, 8))
     silent(WorkerRngIdentical, run(7, 7, moved=0))
+
+
+def test_workers_seeded_alike_by_their_init_function() -> None:
+    def run(*seeds: list[list[int]], moved: tuple[int, ...] = (0, 0, 1, 0), base: int = 1) -> Run:
+        told = {"num_workers": 2, "worker_random": list(moved), "seeds_workers": site(27, "np.random.seed(worker_id)")}
+        own = (
+            [e for n in range(2) for e in one_pass(n, share(r, n), **shuffled(r, n), base_seed=70 + base * r, worker_seeds=seeds[r], **told)]
+            for r in range(2)
+        )
+        return two(*own)
+
+    found = said(WorkerRngIdentical, run([[1, 2, 9], [3, 4, 8]], [[5, 6, 9], [7, 8, 8]]))
+    assert found.message.startswith("numpy's") and found.where is not None and found.where.line == 27 and "same draws" in found.notes[0]
+    silent(WorkerRngIdentical, run([[1, 2, 9], [3, 4, 8]], [[5, 6, 7], [7, 8, 6]]))
+    silent(WorkerRngIdentical, run([[1, 2, 9], [3, 4, 8]], [[5, 6, 9], [7, 8, 8]], moved=(1, 0, 0, 0)))  # seeded alike, never drawn from
+    silent(WorkerRngIdentical, run([[1, 2, 0], [3, 4, 0]], [[5, 6, 0], [7, 8, 0]]))  # the dataset seeds anew for each sample
 
 
 def test_sample_order() -> None:
