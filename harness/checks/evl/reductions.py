@@ -19,6 +19,7 @@ class Reduction:
     events: Sequence[Event]
     before: tuple[tuple[float, ...], ...]
     after: tuple[float, ...]
+    low: float = 0.0  # smallest element on any rank, where only the sum over the elements is known
 
     @property
     def where(self) -> Where | None:
@@ -28,6 +29,10 @@ class Reduction:
     def kind(self) -> str:
         return "gather" if self.events[0].kind == "gathered" else str(self.events[0]["reduce"])
 
+    def got(self, rank: int) -> tuple[float, ...]:
+        """What this rank has after the call; `reduce` leaves all ranks but one with something else."""
+        return self.after if self.kind == "gather" else _values(self.events[rank]["after"])
+
     def at_t(self, rank: int) -> int:
         return number(self.events[rank]["at_t"])
 
@@ -35,18 +40,24 @@ class Reduction:
         return number(self.events[rank]["at"])
 
 
-def aligned(run: Run) -> list[Reduction]:
-    """Reductions, and gathers of a few numbers, whose sum over the ranks stands for the result."""
+def aligned(run: Run, *, totals: bool = False) -> list[Reduction]:
+    """Reductions, and gathers of a few numbers, whose sum over the ranks stands for the result; `totals`: larger tensors by their sum too."""
+    read = f"_reductions{totals:d}"
+    known = run.__dict__.get(read)
+    if isinstance(known, list):
+        return known
+    kinds = ("reduced", "gathered", "reduced_total") if totals else ("reduced", "gathered")
     tables: dict[tuple[Any, ...], dict[int, Event]] = {}
     for rank, recording in enumerate(run.ranks):
         counts: dict[tuple[str, int, str], int] = {}
-        for event in [*recording.of("reduced"), *recording.of("gathered")] if recording is not None else []:
+        for event in [e for kind in kinds for e in recording.of(kind)] if recording is not None else []:
             at = event.where
             key = (at.file.rpartition("/")[-1], at.line, event.kind) if at else ("", 0, event.kind)
             nth = counts[key] = counts.get(key, -1) + 1
             tables.setdefault((*key, nth), {})[rank] = event
     found = [_together([table[r] for r in sorted(table)]) for table in tables.values() if len(table) == run.world_size > 1]
-    return sorted((r for r in found if r is not None), key=lambda r: r.at_t(0))
+    run.__dict__[read] = known = sorted((r for r in found if r is not None), key=lambda r: r.at_t(0))
+    return known
 
 
 def _together(events: list[Event]) -> Reduction | None:
@@ -55,7 +66,23 @@ def _together(events: list[Event]) -> Reduction | None:
     if not before[0] or len({len(b) for b in before}) != 1:
         return None
     after = tuple(sum(b[i] for b in before) for i in range(len(before[0]))) if gathered else _values(events[0]["after"])
-    return Reduction(events, before, after) if len(after) == len(before[0]) else None
+    lows = [float(e["low"]) for e in events if isinstance(e["low"], (int, float))]
+    return Reduction(events, before, after, min(lows, default=0.0)) if len(after) == len(before[0]) else None
+
+
+def holders(one: Reduction) -> tuple[int, ...]:
+    """The ranks that have the result: all, or of a reduction to one rank those that hold the sum of what went in."""
+    op = one.events[0]["op"]
+    if op in ("gather", "gather_object"):
+        return (0,)
+    if op != "reduce":
+        return tuple(range(len(one.before)))
+    sums = [sum(column) for column in zip(*one.before, strict=True)]
+    return tuple(r for r in range(len(one.before)) if _near(one.got(r), sums))
+
+
+def _near(values: Sequence[float], wanted: Sequence[float]) -> bool:
+    return len(values) == len(wanted) and all(abs(v - w) <= 1e-4 * max(abs(v), abs(w)) for v, w in zip(values, wanted, strict=True))
 
 
 def _values(listed: Any) -> tuple[float, ...]:

@@ -3,6 +3,8 @@
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
 "avg" | "max" | ...), before, after (values), rows (samples of the last batch), at_t, at_y, at (time, synchronisations and step of the
 call: device tensors are read later, 16 at a time, so that no step waits for the device).
+Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
+after hold the sum over the elements, low the smallest one of what went in.
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
 numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py).
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
@@ -28,6 +30,7 @@ GATHERS = {
     "gather_object": 0,
 }  # position of what a rank gives
 MAX_NUMEL, MAX_A_SITE, MAX_IN_ALL = 8, 48, 600
+MAX_TOTALLED = 65_536  # elements: a confusion matrix of 256 classes; its sums cost 10 us
 _counts: dict[sites.Site, int] = {}
 _total = [0]
 _late: list[tuple[sites.Site, dict[str, Any], Any, Any]] = []  # copies on their way from a device, and the event that says they arrived
@@ -49,6 +52,28 @@ def _wanted(tensor: Any, kwargs: Any, site: sites.Site) -> bool:
     return True
 
 
+def _totalled(tensor: Any, kwargs: Any, site: sites.Site) -> bool:
+    """Whether a larger tensor's sums are told: not a gradient's, and at most 48 times from a line, gradients counted."""
+    if not hasattr(tensor, "numel") or not MAX_NUMEL < tensor.numel() <= MAX_TOTALLED or kwargs.get("async_op"):
+        return False
+    key = (site[0] + "+", *site[1:])
+    if _counts.get(key, 0) >= MAX_A_SITE or _total[0] >= MAX_IN_ALL:
+        return False
+    _counts[key] = _counts.get(key, 0) + 1
+    if tensor.requires_grad or not digests.plain(tensor) or tensor.device.type not in ("cpu", "cuda") or _is_gradient(tensor):
+        return False
+    _total[0] += 1
+    return True
+
+
+def _sums(tensor: Any) -> Any:
+    """Sum and smallest element, on the tensor's device."""
+    import torch
+
+    flat = tensor.detach()
+    return torch.stack([flat.sum(dtype=torch.float64), flat.min().double()])
+
+
 def _is_gradient(tensor: Any) -> bool:
     at = tensor.data_ptr()
     return any(
@@ -65,7 +90,9 @@ def _reduction(args: Any, kwargs: Any) -> str:
 
 @quiet
 def _before(tensor: Any, kwargs: Any, site: sites.Site) -> Any:
-    """A copy of the tensor, or None where the reduction is not of interest."""
+    """A copy of the tensor, the sums of a larger one, or None where the reduction is not of interest."""
+    if _totalled(tensor, kwargs, site):
+        return _sums(tensor)
     return tensor.detach().clone() if _wanted(tensor, kwargs, site) else None
 
 
@@ -82,7 +109,11 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "at": S.steps,
         "result": sites.as_json(origins.result_after(site) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
     }
-    both = torch.stack([earlier.flatten(), tensor.detach().flatten()])
+    if tensor.numel() > MAX_NUMEL:
+        fields["low"] = 0.0  # read with the sums
+        both = torch.stack([earlier, _sums(tensor)])
+    else:
+        both = torch.stack([earlier.flatten(), tensor.detach().flatten()])
     if tensor.device.type == "cpu":
         _write(site, fields, both)
         return
@@ -96,7 +127,11 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
 
 
 def _write(site: sites.Site, fields: dict[str, Any], both: Any) -> None:
-    S.recorder.event("reduced", site, before=both[0].tolist(), after=both[1].tolist(), **fields)
+    given, got = both.tolist()
+    if "low" in fields:
+        S.recorder.event("reduced_total", site, **(fields | {"before": given[:1], "after": got[:1], "low": given[1]}))
+    else:
+        S.recorder.event("reduced", site, before=given, after=got, **fields)
 
 
 def flush() -> None:

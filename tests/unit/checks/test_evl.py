@@ -14,6 +14,7 @@ from harness.checks.evl.local_decision import RankLocalDecision
 from harness.checks.evl.never_evals import NeverEvals
 from harness.checks.evl.one_shard import MetricFromOneShard
 from harness.checks.evl.padding import EvalPaddingDuplicates
+from harness.checks.evl.reduced_again import TotalsReducedAgain
 from harness.checks.evl.reports import Report, Value
 from harness.checks.evl.stays_in_eval import StaysInEval
 from harness.checks.evl.sum_not_divided import MetricSumNotDivided
@@ -23,7 +24,7 @@ from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
     EvalOnAllRanks, EvalPaddingDuplicates, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
-    StaysInEval,
+    StaysInEval, TotalsReducedAgain,
 ]  # fmt: skip
 
 
@@ -97,8 +98,8 @@ def silent(check: type[Check], run: Run) -> None:
     assert builder.findings(check, run) == []
 
 
-def reduced(before: list[float], after: list[float], *, s: int, line: int = 55, kind: str = "sum") -> Event:
-    one = event("reduced", line=line, s=s, y=6, op="all_reduce", reduce=kind, before=before, after=after, at=s, at_y=6)
+def reduced(before: list[float], after: list[float], *, s: int, line: int = 55, kind: str = "sum", told: str = "reduced") -> Event:
+    one = event(told, line=line, s=s, y=6, op="all_reduce", reduce=kind, before=before, after=after, at=s, at_y=6)
     one.data["at_t"] = one.t_ns  # type: ignore[index]
     return one
 
@@ -424,3 +425,67 @@ def test_a_number_read_after_all_was_sent_to_one_rank() -> None:
 
     said(MetricFromOneShard, run("all_reduce"))
     silent(MetricFromOneShard, run("reduce"))
+
+
+# ---- EVL109 ----
+def again(local: list[list[list[float]]], *, carry: bool, at: list[int] | None = None, op: str = "all_reduce", told: str = "reduced", **more: Any) -> Run:
+    """Reductions of one line: `local[rank][n]` is what a rank adds before the n-th; `carry` puts the result into the next one."""
+    world, own = len(local), [list(v[0]) for v in local]
+    events: list[list[Event]] = [[] for _ in local]
+    for n in range(len(local[0])):
+        if n:
+            own = [[a + b for a, b in zip(own[r], local[r][n], strict=True)] for r in range(world)]
+        total = [sum(column) for column in zip(*own, strict=True)]
+        for rank in range(world):
+            got = total if op == "all_reduce" or rank == 0 else own[rank]
+            one = reduced(own[rank], got, s=at[n] if at else 4, told=told)
+            one.data.update(op=op, **more)  # type: ignore[attr-defined]
+            events[rank].append(one)
+        if carry:
+            own = [list(total) if op == "all_reduce" or rank == 0 else own[rank] for rank in range(world)]
+    return two(*events)
+
+
+def batches(num: int, hits: int = 7) -> list[list[list[float]]]:
+    return [[[float(hits + (n + r) % 3), 12.0] for n in range(num)] for r in range(2)]
+
+
+def test_totals_reduced_at_every_batch() -> None:
+    found = said(TotalsReducedAgain, again(batches(5), carry=True))
+    assert found.where is not None and found.where.line == 55 and found.ranks == (0, 1) and "5 in a row" in found.message
+    assert said(TotalsReducedAgain, again(batches(5), carry=True, op="reduce")).ranks == (0,)
+    said(TotalsReducedAgain, again(batches(5), carry=True, at=[5, 10, 15, 20, 25]))  # a running mean at each log line
+
+
+def test_meters_reduced_in_turn_by_one_statement() -> None:
+    """A helper reduces the counts and the losses of each batch: the totals are made of python numbers, each time in a new tensor."""
+    one = [again([[v[:1] for v in own] for own in batches(5, hits)], carry=True) for hits in (3, 40)]
+    mixed = []
+    for rank in range(2):
+        mixed.append([e for pair in zip(*(r.ranks[rank].of("reduced") for r in one), strict=True) for e in pair])  # type: ignore[union-attr]
+    assert "5 in a row" in said(TotalsReducedAgain, two(*mixed)).message
+
+
+def test_a_confusion_matrix_is_known_by_its_sum() -> None:
+    local = [[[12.0 + n + r] for n in range(5)] for r in range(2)]
+    assert said(TotalsReducedAgain, again(local, carry=True, told="reduced_total", low=0.0)).ranks == (0, 1)
+    silent(TotalsReducedAgain, again(local, carry=True, told="reduced_total", low=-0.5))  # no counts: parameters, activations
+
+
+def test_what_only_grows_is_not_reduced_again() -> None:
+    silent(TotalsReducedAgain, again(batches(8), carry=False))  # local totals, reduced into a copy at each log line
+    powers = [[[float(2**n if n < 1 else 2 ** (n - 1)), 1.0] for n in range(7)]] * 2
+    silent(TotalsReducedAgain, again(powers, carry=False, at=[1, 2, 4, 8, 16, 32, 64]))  # told at steps 1, 2, 4, 8
+    tens = [[[float(9 * 10**n), 10.0**n] for n in range(5)]] * 2
+    silent(TotalsReducedAgain, again(tens, carry=False, at=[1, 10, 100, 1000, 10000]))
+    silent(TotalsReducedAgain, again(batches(5), carry=True, reduce="max"))
+    silent(TotalsReducedAgain, again(batches(5), carry=True, reduce="avg"))
+
+
+def test_a_sum_that_is_divided_or_sent_is_not_reduced_again() -> None:
+    shared = [[reduced([1.0 + 0.1 * n, 3.0], [2.0 + 0.2 * n, 6.0], s=n) for n in range(6)] for _ in range(2)]
+    silent(TotalsReducedAgain, two(*shared))  # EMA buffers, parameters: summed, then divided by world_size
+    sent = [[reduced([2.0**n] if rank == 0 else [0.0], [2.0**n], s=n) for n in range(6)] for rank in range(2)]
+    silent(TotalsReducedAgain, two(*sent))  # one rank gives it, the others give zeros
+    groups = [[reduced([8.0], [16.0], s=4), reduced([16.0], [32.0], s=4), reduced([32.0], [64.0], s=4)] * 3 for _ in range(2)]
+    silent(TotalsReducedAgain, two(*groups))  # the same sum over ever larger groups of ranks
