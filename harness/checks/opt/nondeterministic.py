@@ -2,7 +2,8 @@
 
 What it does
     Compares the recording with a second one of the same script, seed and number of ranks, bit by bit: losses and parameters of
-    each step. A warning.
+    each step. In one recording: looks for a numpy generator that was made without a seed and drawn from in training, in a script that
+    seeds everything else: a warning where it asks for deterministic algorithms, else advice.
 
 Why it is bad
     A result that cannot be repeated cannot be debugged, and a change that helps cannot be told from luck.
@@ -16,7 +17,7 @@ Right
     torch.use_deterministic_algorithms(True)
 
 Known limits
-    Applies only where a second recording with as many ranks exists.
+    Without a second recording only `np.random.default_rng()` is seen, and not what loader workers draw from their copy of it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class Nondeterministic(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
+        made = self._unseeded(run)
+        if made is not None:
+            yield made
+            return
         other = run.reference
         if other is None or other.world_size != run.world_size:
             raise NotApplicable("no second recording with as many ranks")
@@ -66,6 +71,22 @@ class Nondeterministic(Check):
                 return
         if not compared:
             raise Inconclusive("the two runs have no step in common")
+
+    def _unseeded(self, run: Run) -> Finding | None:
+        """A script that seeds torch and another generator, and draws in training from one that it made without a seed."""
+        seeded = {str(e["what"]) for _, e in run.events("seed") if isinstance(e["value"], int)}
+        hits = [(rank, e) for rank, e in run.events("unseeded") if e["moved"]]
+        if not hits or "torch" not in seeded or len(seeded) < 2:
+            return None
+        meant = bool(hits[0][1]["deterministic"])
+        return self.finding(
+            "a generator without a seed is drawn from in training: two runs with one seed differ",
+            where=hits[0][1].where,
+            ranks=sorted({r for r, _ in hits}),
+            notes=[f"the script seeds {', '.join(sorted(seeded))}" + (" and asks for deterministic algorithms" if meant else "")],
+            help="give it a seed of its own on each rank: `np.random.default_rng([seed, rank])`",
+            severity=self.severity if meant else Severity.ADVICE,
+        )
 
 
 def _digests(rows: Sequence[object], name: str) -> list[object]:

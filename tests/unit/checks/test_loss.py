@@ -170,3 +170,15 @@ def test_empty_and_torn_recordings_never_crash(check: type) -> None:
     of.reference = run([recording([], [row(0)]), recording([], [row(0)], rank=1)])
     findings(check, of)
     findings(check, run([]))
+
+
+def test_a_generator_without_a_seed() -> None:
+    def of(*seeded: str, moved: bool = True, deterministic: bool = True) -> Run:
+        told = [event("seed", line=5, what=what, value=1) for what in seeded]
+        return run([recording([*told, event("unseeded", line=23, moved=moved, deterministic=deterministic)])])
+
+    (found,) = findings(Nondeterministic, of("torch", "numpy"))
+    assert found.where is not None and found.where.line == 23 and found.severity is Severity.WARNING
+    assert [f.severity for f in findings(Nondeterministic, of("torch", "numpy", deterministic=False))] == [Severity.ADVICE]
+    assert findings(Nondeterministic, of("torch")) == []  # equal weights, no more
+    assert findings(Nondeterministic, of("torch", "numpy", moved=False)) == []  # names, ports, delays
