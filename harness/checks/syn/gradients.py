@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from harness.record import Event, Run
@@ -21,24 +22,48 @@ def _synced(event: Event) -> dict[str, list[float]]:
     return event["synced"] or event["at_step"] or {}
 
 
-def ratios(run: Run) -> list[float]:
-    """(gradient at the step) / (sum of the ranks' own gradients), one a parameter and step, where a hand-written sync came between.
+def _own(events: list[Event]) -> list[dict[str, list[float]]]:
+    """What each rank's gradients were before anybody reduced them: before DDP's communication hook, else after the backward."""
+    if all(e["own"] for e in events):
+        return [e["own"] for e in events]
+    return [e["local"] or {} for e in events]
 
-    1 means summed, 1 / world_size averaged. A parameter counts where the ranks' own gradients differ and those at the step agree.
+
+def by_hook(run: Run) -> bool:
+    """Whether a communication hook of DDP reduces the gradients, and both sides of it were seen."""
+    return any(e["own"] for _, e in run.events("gradients"))
+
+
+def ratios(run: Run) -> list[tuple[int, int, float]]:
+    """(optimizer, step, gradient at the step / sum of the ranks' own gradients), one a parameter and step, where a hand-written sync came between.
+
+    1 means summed, 1 / world_size averaged. A parameter counts where the ranks' own gradients differ and those at the step agree. Where
+    gradients were scaled up for float16 and scaled down before the step, that factor is taken out.
     """
-    found: list[float] = []
+    found: list[tuple[int, int, float]] = []
     for events in _columns(run):
-        for key in events[0]["local"] or {}:
-            local = [(e["local"] or {}).get(key) for e in events]
+        own, scale = _own(events), _scale(run, events[0])
+        for key in own[0]:
+            local = [values.get(key) for values in own]
             step = [_synced(e).get(key) for e in events]
             if any(v is None for v in (*local, *step)) or all(v == local[0] for v in local) or any(v != step[0] for v in step):
                 continue
             total = [sum(values) for values in zip(*local, strict=True)]
-            if sum(abs(t) for t in total) < TINY or len(total) != len(step[0] or ()):
+            if not 0 < sum(t * t for t in total) < math.inf or sum(abs(t) for t in total) < TINY or len(total) != len(step[0] or ()):
                 continue
             # least squares through the origin: one number a parameter, robust against small elements
-            found.append(sum(s * t for s, t in zip(step[0], total, strict=True)) / sum(t * t for t in total))  # type: ignore[arg-type]
+            ratio = sum(s * t for s, t in zip(step[0], total, strict=True)) / sum(t * t for t in total)  # type: ignore[arg-type]
+            found.append((int(events[0]["opt"] or 0), events[0].step, ratio * scale))
     return found
+
+
+def _scale(run: Run, event: Event) -> float:
+    """What GradScaler divided by between the hook and the step; 1 where there is none, or where the samples were taken before it did."""
+    local, synced = event["local"] or {}, _synced(event)
+    index = run.present[0].step_index.get(event.step)
+    scale = run.present[0].row(index).scale if index is not None and event["own"] else 0.0
+    same = all(local.get(k) == v for k, v in synced.items())
+    return scale if scale > 0 and not same else 1.0
 
 
 def rescaled(run: Run) -> bool:

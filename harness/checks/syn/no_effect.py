@@ -2,7 +2,8 @@
 
 What it does
     In a job without DDP whose collectives carry exactly the model's gradients or parameters, asks whether gradients at the step,
-    or parameters before it, ever agree between ranks.
+    or parameters before it, ever agree between ranks. Where they agree within sub-groups of the ranks only, the reduction ran over
+    those.
 
 Why it is bad
     The all_reduce costs its time and changes nothing: every rank goes on with its own gradient, and the replicas part.
@@ -26,7 +27,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
 
 
 class SyncHasNoEffect(Check):
@@ -49,6 +50,10 @@ class SyncHasNoEffect(Check):
                 continue  # averaged now and then, or once at the end
             if not replicas.starts_equal(run, opt) or replicas.agreements(run, opt) or gradients.ever_agree(run):
                 continue
+            groups = _agreeing_ranks(parting)
+            if 1 < len(groups) < run.world_size and carrying[0]["world"] is False:
+                yield self._over_a_part(run, carrying[0], groups)
+                return
             yield self.finding(
                 f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks "
                 "at the step: the result is not written back, or comes after the step",
@@ -61,3 +66,21 @@ class SyncHasNoEffect(Check):
                 help="reduce between backward() and step(), and copy the reduced values back in place: `p.grad.copy_(synced)`",
             )
             return
+
+    def _over_a_part(self, run: Run, call: Event, groups: list[list[int]]) -> Finding:
+        size = call["group_size"] if isinstance(call["group_size"], int) else len(groups[0])
+        return self.finding(
+            f"{call['op']} of the gradients runs over sub-groups of {size} of {run.world_size} ranks: {len(groups)} models are trained",
+            where=call.where,
+            ranks=run.rank_ids,
+            notes=["gradients agree among ranks " + ", and among ranks ".join(" and ".join(map(str, g)) for g in groups[:4])],
+            help="reduce over all ranks that hold this model: leave `group` out, or reduce between the groups as well",
+        )
+
+
+def _agreeing_ranks(parting: replicas.Parting) -> list[list[int]]:
+    """Ranks whose gradients agree at the first step at which they differ at all."""
+    together: dict[int, list[int]] = {}
+    for rank, row in enumerate(parting.first_rows):
+        together.setdefault(row.grad, []).append(rank)
+    return list(together.values())

@@ -114,6 +114,8 @@ def _own(event: Event, other: Event) -> frozenset[str]:
 
 def swapped_with(one: Sequence[Event], other: Sequence[Event], n: int) -> int | None:
     """The later call at which the two tensors that meet at call n meet the other way round; None where they belong together."""
+    if _of_hook(one[n]) or _of_hook(other[n]):
+        return None
     a, b = _own(one[n], other[n]), _own(other[n], one[n])
     if a == b:
         return None
@@ -123,6 +125,11 @@ def swapped_with(one: Sequence[Event], other: Sequence[Event], n: int) -> int | 
         if _own(one[m], other[m]) == b and _own(other[m], one[m]) == a:
             return m
     return None
+
+
+def _of_hook(event: Event) -> bool:
+    """Issued for DDP's communication hook, or by a future's callback in another thread: no statement of the user's, the moment sets the line."""
+    return bool(event["hook"]) or event.where is None
 
 
 def called(one: Event, other: Event) -> tuple[str, str]:
@@ -143,6 +150,8 @@ def lone(run: Run, pairs: Pairing) -> Lone | None:
     """The first such collective. A rooted one whose counterpart stands on another line is none."""
     for rank, column in zip(pairs.ranks, pairs.columns, strict=True):
         for n, event in enumerate(column):
+            if _of_hook(event):
+                continue
             only = only_on(pairs, event)
             if len(only) == len(pairs.ranks):
                 continue

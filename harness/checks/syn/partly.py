@@ -19,11 +19,12 @@ Known limits
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 
@@ -50,7 +51,7 @@ class PartlySynced(Check):
             )
             if not wrong:
                 continue
-            where = next((e.where for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce") and e.step >= 1), None)
+            where = _sync_at(run)
             yield self.finding(
                 f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} "
                 f"others are: {replicas.listed(wrong)}",
@@ -60,3 +61,13 @@ class PartlySynced(Check):
                 help="synchronise the gradient of every trained parameter",
             )
             return
+
+
+def _sync_at(run: Run) -> Where | None:
+    """The reduction of the gradients: of one that is a parameter's, else the statement that moves most elements (flat buffers)."""
+    calls = [e for e in run.present[0].of("coll") if e["op"] in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor") and e.step >= 1]
+    moved: Counter[Where] = Counter()
+    for e in [e for e in calls if e["grad"]] or calls:
+        if e.where is not None and isinstance(e["numel"], int):
+            moved[e.where] += e["numel"]
+    return moved.most_common(1)[0][0] if moved else None

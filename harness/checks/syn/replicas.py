@@ -264,12 +264,18 @@ def strict_wrap(run: Run) -> Event:
 
 
 def ungraded(run: Run) -> list[list[str]]:
-    """A rank each: wrapped parameters that required a gradient and had none at the first step (or after the backward that came last)."""
+    """A rank each: wrapped parameters that required a gradient and got none at the first such step; not those whose gradient came and was
+    taken away by the script before the step."""
     columns: list[list[str]] = []
     for recording in run.present:
-        events = recording.of("no_gradient")
-        columns.append([str(n) for n in events[0]["names"] or ()] if events else [])
+        lacking = ([str(n) for n in e["names"] or () if n not in set(e["taken"] or ())] for e in recording.of("no_gradient"))
+        columns.append(next(filter(None, lacking), []))
     return columns if any(columns) else []
+
+
+def taken_away(run: Run) -> list[set[tuple[int, str]]]:
+    """A rank each: (step, parameter) whose gradient was there after the backward and None at the step."""
+    return [{(e.step, str(n)) for e in r.of("no_gradient") for n in e["taken"] or ()} for r in run.present]
 
 
 def ends_differ(run: Run) -> bool:

@@ -1,8 +1,8 @@
-"""SYN124 gradient-sum-not-averaged: hand-synced gradients are summed and never divided by the world size
+"""SYN124 gradient-sum-not-averaged: gradients synced by hand, or by a communication hook of DDP, are summed and never divided
 
 What it does
-    Compares sampled gradient values after the backward, on all ranks, with those at the optimizer step: the step's are the ranks'
-    sum, although the loss is a mean and bears no factor.
+    Compares sampled gradient values after the backward (under a communication hook: before the hook), on all ranks, with those at
+    the optimizer step: the step's are the ranks' sum, although the loss is a mean and bears no factor.
 
 Why it is bad
     The step is world_size times too large: the run needs another learning rate with every number of processes, and differs from
@@ -10,6 +10,7 @@ Why it is bad
 
 Wrong
     dist.all_reduce(p.grad, op=dist.ReduceOp.SUM)
+    dist.all_reduce(bucket.buffer(), async_op=True).get_future()      # in a communication hook: DDP divides no more
 
 Right
     dist.all_reduce(p.grad, op=dist.ReduceOp.SUM)
@@ -17,7 +18,7 @@ Right
 
 Known limits
     A loss that already bears a factor (divided by the world size, or by the global batch) is not judged. Sees the first six
-    steps.
+    steps; under a communication hook every 16th as well, up to about the thousandth.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 
@@ -42,20 +43,54 @@ class GradientSum(Check):
             raise NotApplicable("the loss bears a factor of its own, which may stand for the division")
         ratios = gradients.ratios(run)
         if not ratios:
-            raise NotApplicable("gradients are not synced by hand, or not seen before the sync")
-        sums = [r for r in ratios if abs(r - 1.0) < 1e-3]
-        if len(sums) >= max(2, 0.9 * len(ratios)):
-            reductions = [e for _, e in run.events("coll")]
-            where = next((e.where for e in reductions if e["grad"]), None) or next(
-                (e.where for e in reductions if e["op"] in ("all_reduce", "reduce")), None
-            )
-            yield self.finding(
-                f"synced gradients are the sum over {run.world_size} ranks, not the mean",
-                where=where,
-                ranks=run.rank_ids,
-                severity=None if all(e["reduction"] == "mean" for e in losses) else Severity.WARNING,
-                notes=[
-                    f"gradient at the step = {sum(sums) / len(sums):.3f} x the sum of the ranks' own gradients, in {len(sums)} comparisons"
-                ],
-                help=f"divide after the all_reduce: `param.grad /= dist.get_world_size()` (here {run.world_size})",
-            )
+            raise NotApplicable("gradients are not synced by hand or by a communication hook, or not seen before the sync")
+        hook = gradients.by_hook(run)
+        for opt in sorted({o for o, _, _ in ratios}):
+            seen = [(step, ratio) for o, step, ratio in ratios if o == opt]
+            since = _summed_since(seen, 0.1 if hook else 1e-3)  # hooks reduce in bfloat16 and the like
+            if since is not None and (hook or since == seen[0][0]):
+                yield self._summed(run, since, seen, hook)
+                return
+
+    def _summed(self, run: Run, since: int, seen: list[tuple[int, float]], hook: bool) -> Finding:
+        losses = [e for _, e in run.events("loss")]
+        sums = [ratio for step, ratio in seen if step >= since]
+        late = f", from step {since} on at the latest" if since > seen[0][0] else ""
+        where = "`bucket.buffer().div_(world_size)` before the hook's all_reduce" if hook else "`param.grad /= dist.get_world_size()` after the all_reduce"
+        return self.finding(
+            f"synced gradients are the sum over {run.world_size} ranks, not the mean{late}",
+            where=_reduction_at(run, since),
+            ranks=run.rank_ids,
+            severity=None if all(e["reduction"] == "mean" for e in losses) else Severity.WARNING,
+            notes=[
+                f"gradient at the step = {sum(sums) / len(sums):.3f} x the sum of the ranks' own gradients, in {len(sums)} comparisons",
+                *(["with a communication hook DDP does not divide: the hook has to"] if hook else []),
+            ],
+            help=f"divide by the number of ranks, {run.world_size} here: {where}",
+        )
+
+
+def _summed_since(ratios: list[tuple[int, float]], near: float) -> int | None:
+    """The first step from which on gradients are sums; None where they are not sums at the end, or not at two steps or parameters at least."""
+    since: int | None = None
+    steps: dict[int, list[bool]] = {}
+    for step, ratio in ratios:
+        steps.setdefault(step, []).append(abs(ratio - 1.0) < near)
+    for step in sorted(steps, reverse=True):
+        if sum(steps[step]) < 0.9 * len(steps[step]):
+            break
+        since = step
+    later = [hit for step, hits in steps.items() if since is not None and step >= since for hit in hits]
+    enough = sum(later) >= 2 and (since == min(steps) or sum(step >= since for step in steps) >= 2) if since is not None else False
+    return since if enough else None
+
+
+def _reduction_at(run: Run, since: int) -> Where | None:
+    """The reduction: in the hook, else of a gradient, else the first."""
+    calls = [e for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather")]
+    if gradients.by_hook(run):
+        backward = {(w.file, w.line) for _, e in run.events("accumulation") if (w := e.where)}
+        late = [e.where for e in calls if e["hook"] and e.step >= since and e.where and (e.where.file, e.where.line) not in backward]
+        return next(iter(late), None) or replicas.first_where(run, "comm_hook")
+    reductions = [e for e in calls if e["op"] in ("all_reduce", "reduce")]
+    return next((e.where for e in calls if e["grad"]), None) or next((e.where for e in reductions), None)

@@ -16,7 +16,8 @@ Right
     loss = criterion(logits, y) + 0.4 * criterion(aux, y)      # use it, remove it, or DDP(net, find_unused_parameters=True)
 
 Known limits
-    With find_unused_parameters=True, or a static graph, an unused parameter is legal: silent.
+    With find_unused_parameters=True, or a static graph, an unused parameter is legal: silent. So is a gradient that came and that the
+    script set to None before the step, on all ranks alike (layers that rest for a while).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """SYN111 unused-on-one-rank: a parameter is used on some ranks only
 
 What it does
-    Compares the set of parameters without a gradient across ranks, for models in DDP without find_unused_parameters.
+    Compares the set of parameters without a gradient across ranks, for models in DDP without find_unused_parameters; and the set of
+    those whose gradient the script sets to None between backward and step.
 
 Why it is bad
     A branch that depends on the rank or on its data leaves one rank's reducer waiting: one rank fails, the others see a closed
@@ -37,6 +38,7 @@ class UnusedOnOneRank(Check):
         event = replicas.strict_wrap(run)
         columns = replicas.ungraded(run)
         if len(columns) < 2 or all(set(c) == set(columns[0]) for c in columns):
+            yield from self._taken(run)
             return
         every, shared = set().union(*columns), set(columns[0]).intersection(*columns[1:])
         names = sorted(every - shared)
@@ -47,4 +49,20 @@ class UnusedOnOneRank(Check):
             ranks=without,
             notes=[f"no gradient on ranks {', '.join(map(str, without))}", *replicas.failure_note(run)],
             help="use the same branches on every rank, or construct DDP with find_unused_parameters=True",
+        )
+
+    def _taken(self, run: Run) -> Iterable[Finding]:
+        """Gradients that came on every rank and that the script took away on some."""
+        columns = replicas.taken_away(run)
+        differ = set[tuple[int, str]]().union(*columns) - set[tuple[int, str]].intersection(*columns) if len(columns) > 1 else set()
+        if not differ:
+            return
+        names = sorted({name for _, name in differ})
+        without = [rank for rank, c in enumerate(columns) if c & differ]
+        yield self.finding(
+            f"the gradients of {len(names)} parameters are set to None before the step on some ranks only: {replicas.listed(names)}",
+            where=replicas.of(run).grad_site(0, min(step for step, _ in differ)),
+            ranks=without,
+            notes=[f"they were there after the backward; gone at step {min(step for step, _ in differ)} on ranks {', '.join(map(str, without))}"],
+            help="drop the same gradients on every rank: draw the choice from a generator that all ranks seed alike",
         )

@@ -4,8 +4,8 @@ hand-written sync.
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
 "sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler, made (the statement that made the loss).
 Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync, dropped (see thrown.py).
-Event "gradients" (first 6 steps): opt, names {position: name}, local (sampled values after the last backward), synced (the same
-elements before a clip, or at the step), at_step.
+Event "gradients" (first 6 steps, more under a communication hook): opt, names {position: name}, own (values before DDP's communication hook,
+where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step.
 Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from .. import digests, marks, sites, sources
 from ..patching import after, quiet, wrap
 from ..state import S, seq
-from . import ddp, graphs, manual, steps, thrown
+from . import comm_hooks, ddp, graphs, manual, steps, thrown
 
 at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
 _seen: dict[tuple[str, int], str] = {}
@@ -27,6 +27,7 @@ _local: dict[int, dict[str, list[float]]] = {}
 _unclipped: dict[int, dict[str, list[float]]] = {}
 _scaled: dict[int, Any] = {}  # id of a scaled loss -> weak reference to the loss it came from
 GRADIENT_STEPS = 6
+UNGRADED_STEPS = steps.UNGRADED_STEPS
 
 
 def root_of(loss: Any) -> tuple[list[str], str, bool]:
@@ -216,8 +217,10 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
     for m in list(marks.table.values()):
         if (not S.light or m.on_device) and (optimizer := m.optimizer()) is not None:
             _note_versions(optimizer, m)
-            if S.steps < GRADIENT_STEPS:
+            if S.steps < GRADIENT_STEPS or comm_hooks.due():
                 _local[id(optimizer)] = _values(optimizer)
+            if S.steps < UNGRADED_STEPS and S.ddps:
+                m.graded.update(id(p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
 
 
 _group_seq: dict[int, int] = {}
@@ -254,7 +257,7 @@ def _values(optimizer: Any, params: Any = None, names: Any = None) -> dict[str, 
 
 def note_unclipped() -> None:
     """Before a clip: what a hand-written sync made of the gradients, which the clip is about to scale."""
-    if S.steps < GRADIENT_STEPS:
+    if S.steps < GRADIENT_STEPS or comm_hooks.due():
         for optimizer in marks.optimizers():
             _unclipped[id(optimizer)] = _values(optimizer)
 
@@ -273,7 +276,8 @@ def _at_light_step(optimizer: Any, witness: Any) -> None:
 def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     counted = list(_since_zero.items())[:8]
     _at_light_step(optimizer, witness)
-    if S.steps < GRADIENT_STEPS:
+    own = comm_hooks.own(optimizer) if comm_hooks.due() else {}
+    if S.steps < GRADIENT_STEPS or own:
         local, at_step = _local.pop(id(optimizer), {}), _values(optimizer)
         synced = _unclipped.pop(id(optimizer), at_step)
         S.recorder.event(
@@ -281,6 +285,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             opt=witness.opt,
             names={k: witness.by_position[int(k)] for k in local},
             local=local,
+            **({"own": own} if own else {}),
             synced=synced,
             at_step=at_step,
             backwards=S.since.num_backward,

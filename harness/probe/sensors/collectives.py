@@ -1,8 +1,8 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
-(the default group), names (of the tensor in the calling code, and the short strings among its variables as name='value': a loop over a
-dict of metrics calls every tensor alike).
+(the default group), group_size (of another one), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
+the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike).
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         n=S.collectives,
         reduce=reduction,
         grad=_is_gradient(tensor),
-        world=_is_world(args, kwargs),
         names=_names_of(tensor),
+        **_group_of(args, kwargs),
+        **({"hook": True} if S.in_hook else {}),
     )
     S.collectives += 1
     if op not in POINT_TO_POINT:
@@ -58,10 +59,12 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         loop.collectives += 1
 
 
-def _is_world(args: Any, kwargs: Any) -> bool:
-    """Whether the call is on the default group: collectives of subgroups are compared by nobody."""
+def _group_of(args: Any, kwargs: Any) -> dict[str, Any]:
+    """Whether the call is on the default group: collectives of subgroups are compared by nobody. The size of a smaller one."""
     group = kwargs.get("group") or next((a for a in args if type(a).__name__ == "ProcessGroup"), None)
-    return group is None or group is S.group
+    if group is None or group is S.group:
+        return {"world": True}
+    return {"world": False, "group_size": group.size() if hasattr(group, "size") else None}
 
 
 def _is_gradient(tensor: Any) -> bool:

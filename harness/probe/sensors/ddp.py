@@ -7,8 +7,6 @@ Event "wrap_changed": index, what ("added" | "rebound" | "unfrozen" | "frozen" |
 Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20), inner (the model was called around DDP).
 Event "wrap_moved": index, site; a cast or move after wrapping gave parameters new storage: DDP's hooks sit on the old accumulators.
 Event "no_sync" (first time a statement enters it): index, site. Event "apply": site; `module.apply(fn)` after wrapping.
-Event "comm_hook": name, module of the function that was registered. Event "model_averager": name; parameters are averaged now and then
-(local SGD).
 Event "bypass": index; a backward reached parameters of a wrapped module whose forward DDP did not run since the last step.
 """
 
@@ -16,11 +14,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from types import ModuleType
 from typing import Any
 
 from .. import digests, names, sites, sources
-from ..arm import on_import
 from ..patching import after, before, quiet, wrap
 from ..state import S, mix
 from . import graphs, inputs
@@ -355,20 +351,6 @@ def _getattr(original: Any) -> Any:
     return __getattr__
 
 
-def _note_comm_hook(self: Any, state: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
-    S.recorder.event(
-        "comm_hook", sites.here(4), name=getattr(hook, "__name__", type(hook).__name__), module=getattr(hook, "__module__", "")
-    )
-
-
-def _arm_averagers(module: ModuleType) -> None:
-    before(
-        module.ModelAverager,
-        "__init__",
-        lambda self, *args, **kwargs: S.recorder.event("model_averager", sites.here(4), name=type(self).__name__),
-    )
-
-
 def arm() -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel as DDP
@@ -380,7 +362,5 @@ def arm() -> None:
     wrap(torch.nn.Module, "_apply", _apply)
     before(torch.nn.Module, "apply", _note_apply)
     before(DDP, "no_sync", _note_no_sync)
-    before(DDP, "register_comm_hook", _note_comm_hook)
-    on_import("torch.distributed.algorithms.model_averaging.averagers", _arm_averagers)
     before(torch.nn.Module, "requires_grad_", _note_grad_edit)
     before(torch.Tensor, "requires_grad_", _note_grad_edit)

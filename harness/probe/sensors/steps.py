@@ -14,7 +14,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from .. import digests, names, protocol, sites
+from .. import digests, marks, names, protocol, sites
 from ..arm import at_close
 from ..patching import quiet
 from ..state import MASK, S, SinceStep, mix, seq
@@ -174,8 +174,8 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     _pending.clear()  # a step that raised leaves none of its parameters behind
     all_none = bool(tensors) and all(t is None for t in tensors)
     _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, all_none, witness.param_each, blind)
-    if S.steps < 8 and tensors:
-        _tell_ungraded(witness, params, tensors)
+    if S.steps < UNGRADED_STEPS and tensors:
+        _tell_ungraded(witness, params, tensors, marks.of(optimizer).graded)
     for look in at_step:
         look(optimizer, witness, params)
     S.probe_s += time.perf_counter() - began
@@ -197,15 +197,21 @@ def _any_gradient(optimizer: Any) -> bool:
 _light: dict[int, int] = {}  # id of an optimizer that is inside a light step -> flags so far
 
 
-def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any]) -> None:
-    """Event "no_gradient": wrapped parameters that require a gradient and have none although others of this optimizer have one."""
+UNGRADED_STEPS = 8
+
+
+def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any], graded: set[int]) -> None:
+    """Event "no_gradient": wrapped parameters that require a gradient and have none although others of this optimizer have one; `taken`:
+    those of them that had one after a backward, before the script took it away."""
     lacking = [
-        n
+        (n, id(p) in graded)
         for n, w, p, g in zip(witness.names, witness.wraps, params, tensors, strict=True)
         if w >= 0 and g is None and p is not None and p.requires_grad
     ]
+    graded.clear()
     if lacking and len(lacking) < len(tensors):
-        S.recorder.event("no_gradient", opt=witness.opt, names=lacking[:400])
+        names, taken = [n for n, _ in lacking], [n for n, had in lacking if had]
+        S.recorder.event("no_gradient", opt=witness.opt, names=names[:400], taken=taken[:400])
 
 
 at_step: list[Any] = []  # sensors that look at the gradients just before a step with digests: (optimizer, witness, params)

@@ -1,0 +1,94 @@
+"""SYN: whole kinds of practice that look alike: communication hooks, gradients that a script takes away, sub-groups, partial sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builder import event, findings, recording, row, run
+from replica_runs import by_rank, setup, two_ranks
+
+from harness.checks.base import Check
+from harness.checks.registry import all_checks
+from harness.record import Event, Run
+
+CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
+MEAN_LOSS = event("loss", line=30, scaled=False, reduction="mean")
+
+
+def coll(op: str, line: int | None, *, s: int = 1, numel: int = 1, **fields: Any) -> Event:
+    told = {"op": op, "numel": numel, "dtype": "float32", "n": 0, "grad": False, "world": True, "names": []}
+    return event("coll", line=line, s=s, **(told | fields))
+
+
+def hooked(factor_at: dict[int, float], *, late: float = 1.0) -> Run:
+    """Gradients before and after a hook that multiplies the ranks' sum [3, 4] by a factor, a step each."""
+    def extra(r: int) -> list[Event]:
+        told = [
+            event("gradients", s=s, opt=0, own={"0": [1.0 + r, 2.0], "1": [1.0 + r, 2.0]}, local={k: [3.0 * f, 4.0 * f] for k in "01"},
+                  at_step={k: [3.0 * f * late, 4.0 * f * late] for k in "01"})
+            for s, f in factor_at.items()
+        ]  # fmt: skip
+        return [event("comm_hook", line=19), MEAN_LOSS, coll("all_reduce", 12, s=36, hook=True), *told]
+
+    return two_ranks(steps=40, extra=extra)
+
+
+@pytest.mark.parametrize(("factors", "late", "fires"), [
+    ({0: 1.0, 1: 1.0, 2: 1.004}, 1.0, True),
+    ({0: 0.5, 1: 0.5, 16: 1.0, 32: 1.0}, 1.0, True),  # the branch that compresses forgets to divide
+    ({0: 0.5, 1: 0.5, 16: 0.5}, 1.0, False),
+    ({0: 1.0, 1: 1.0, 16: 1.0}, 0.5, False),  # divided after the backward
+    ({0: 0.5, 1: 0.7, 16: 1.0, 32: 0.6}, 1.0, False),  # low rank: no clear factor
+    ({0: 0.5, 16: 1.0}, 1.0, False),  # once is too little
+])  # fmt: skip
+def test_a_hook_that_sums_is_told_from_one_that_divides(factors: dict[int, float], late: float, fires: bool) -> None:
+    found = findings(CHECKS["SYN124"], hooked(factors, late=late))
+    assert len(found) == fires
+    if fires:
+        assert found[0].where is not None and found[0].where.line == 12
+
+
+def test_a_collective_of_a_hook_belongs_to_no_line() -> None:
+    callbacks = two_ranks(extra=lambda r: [coll("all_reduce", None if i == r else 35, names=[f"t{i}{r}"]) for i in (0, 1)])
+    assert findings(CHECKS["SYN121"], callbacks) == []
+
+
+def test_gradients_that_the_script_takes_away_on_every_rank_are_no_unused_parameters() -> None:
+    def ungraded(taken: list[str]) -> Run:
+        return two_ranks(extra=lambda r: [event("no_gradient", opt=0, names=["1.weight"], taken=taken), MEAN_LOSS])
+
+    assert findings(CHECKS["SYN110"], ungraded(["1.weight"])) == []
+    assert findings(CHECKS["SYN111"], ungraded(["1.weight"])) == []
+    assert len(findings(CHECKS["SYN110"], ungraded([]))) == 1
+
+
+def test_gradients_taken_away_on_one_rank_are_named() -> None:
+    one = two_ranks(extra=lambda r: [MEAN_LOSS] + [event("no_gradient", opt=0, names=["1.weight"], taken=["1.weight"])] * r)
+    (found,) = findings(CHECKS["SYN111"], one)
+    assert found.ranks == (1,) and "set to None" in found.message
+
+
+def test_the_line_is_the_gradients_reduce_not_the_losss() -> None:
+    faulty = two_ranks(ddp=False, each=by_rank(grad=(5, 55), param=(6, 66)), wrong={"grad": (0,), "param": (0,)}, extra=lambda r: [
+        coll("all_reduce", 87, s=1), *[coll("all_reduce", 51, s=s, numel=16, grad=True) for s in range(3)]])  # fmt: skip
+    (found,) = findings(CHECKS["SYN128"], faulty)
+    assert found.where is not None and found.where.line == 51
+
+
+def four_ranks(grads: tuple[int, ...], **call: Any) -> Run:
+    """Four ranks that reduce a flat gradient at every step and part."""
+    recordings = []
+    for rank in range(4):
+        events = [event("pg", done=True, rank=rank, world_size=4), *setup(rank, ddp=False)[1:]]
+        events += [coll("all_reduce", 54, s=s, numel=40, **call) for s in range(8)]
+        rows = [row(s, grad=100 * s + grads[rank] + 1, param=100 * s + grads[rank] + 1) for s in range(8)]
+        recordings.append(recording(events, rows, rank=rank, world_size=4))
+    return run(recordings)
+
+
+def test_a_reduction_over_a_part_of_the_ranks_is_called_that() -> None:
+    (found,) = findings(CHECKS["SYN130"], four_ranks((0, 0, 1, 1), world=False, group_size=2))
+    assert "sub-groups of 2 of 4 ranks" in found.message and "0 and 1, and among ranks 2 and 3" in found.notes[0]
+    (found,) = findings(CHECKS["SYN130"], four_ranks((0, 1, 2, 3)))
+    assert "not written back" in found.message
