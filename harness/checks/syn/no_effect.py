@@ -46,7 +46,7 @@ class SyncHasNoEffect(Check):
             carrying = replicas.carrying(run, numels)
             if not carrying or parting.steps < 2 or parting.num_grad < parting.steps or parting.num_param < parting.steps:
                 continue
-            if len({e.step for e in carrying}) < 0.5 * parting.steps:
+            if len(_during(run, opt, {e.step for e in carrying})) < 0.5 * parting.steps:
                 continue  # averaged now and then, or once at the end
             if not replicas.starts_equal(run, opt) or replicas.agreements(run, opt) or gradients.ever_agree(run):
                 continue
@@ -84,3 +84,10 @@ def _agreeing_ranks(parting: replicas.Parting) -> list[list[int]]:
     for rank, row in enumerate(parting.first_rows):
         together.setdefault(row.grad, []).append(rank)
     return list(together.values())
+
+
+def _during(run: Run, opt: int, steps: set[int]) -> set[int]:
+    """Those of `steps` between the first and the last step of an optimizer: a round of local steps has its own, and is averaged behind it."""
+    rows = run.present[0]
+    own = [s for s, o in zip(rows.column("step"), rows.column("opt"), strict=True) if o == opt]
+    return {s for s in steps if own and own[0] <= s <= own[-1]}

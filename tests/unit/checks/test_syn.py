@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builder import event, findings, recording, run, site
+from builder import event, findings, recording, row, run, site
 from replica_runs import NAMES, by_rank, setup, two_ranks, wrap_event
 
 from harness.checks.engine import judge
@@ -170,6 +170,24 @@ def test_a_run_whose_parameters_are_averaged_by_hand_is_healthy() -> None:
         coll("all_reduce", 41, 0, numel=40), *[event("before", opt=0, s=s, digest=s) for s in range(12)]])  # fmt: skip
     for module in (no_effect, alone, diverge):
         assert findings(the_check(module), averaged) == []
+
+
+def test_a_round_of_local_steps_is_averaged_behind_its_last() -> None:
+    """All calls come after the optimizer's last step: the next round has an optimizer of its own."""
+    extra_of = lambda r: [coll("all_reduce", 41, s, s=12 + s, numel=40) for s in range(8)]  # noqa: E731
+    rounds = two_ranks(ddp=False, each=GRADS_DIFFER, wrong={"grad": (0, 1, 2, 3)}, extra=extra_of)
+    assert findings(the_check(no_effect), rounds) == []
+
+
+def test_local_epochs_of_unequal_length() -> None:
+    def client(rank: int, steps: int, calls_at: tuple[int, ...]) -> Any:
+        calls = [coll("all_reduce", 50, n, s=at) for n, at in enumerate(calls_at)]
+        return recording(calls, [row(s, num_coll=int(s in calls_at)) for s in range(2 * steps)], rank=rank, world_size=2)
+
+    averaged = run([client(0, 4, (4, 7)), client(1, 7, (7, 13))])
+    assert findings(the_check(extra), averaged) == []
+    one_more = run([client(0, 4, (4, 7)), client(1, 7, (2, 7, 13))])
+    assert len(findings(the_check(extra), one_more)) == 1
 
 
 @pytest.mark.parametrize("kept", [0, 1, 5])
