@@ -4,7 +4,8 @@ Event "print" (first 400): site, text (300 characters), stream (1 or 2). Only wh
 that mutes itself is silent. Event "log" (first 400): site, text, level, logger, console (a handler writes it to the terminal), format
 (that handler's). Event "open" (first 1000): site, path (real), mode ("w" truncates | "a" | "x" exclusive | "+" in place | "r" of a file
 that is younger than this process, or missing), exists, locks (file locks taken so far).
-Event "mkdir" (first 200): site, path. Event "rename" (first 400): site, src, dst (real paths).
+Event "mkdir" (first 200): site, path. Event "remove" (first 200): site, path (real), how ("tree" | "dir" | "file"), exists, locks; what rmtree
+removes inside its tree is not told. Event "rename" (first 400): site, src, dst (real paths).
 Event "event_file": path, torn_at: a TensorBoard file that ends within a record although its writer has gone. Event "sleep" (first 200):
 site; a script that polls.
 
@@ -27,7 +28,7 @@ from ..arm import at_close
 from ..patching import after, before, quiet, wrap
 from ..state import S
 
-MAX = {"print": 400, "log": 400, "open": 1000, "mkdir": 200, "rename": 400, "sleep": 200}
+MAX = {"print": 400, "log": 400, "open": 1000, "mkdir": 200, "rename": 400, "sleep": 200, "remove": 200}
 MAX_SAME_OPEN = 40  # of one file from one line
 _counts: dict[str, int] = {}
 _opened: dict[tuple[str, int], int] = {}
@@ -239,6 +240,39 @@ def _on_mkdir(path: Any, *_: Any) -> None:
         _note_paths("mkdir", path=full)
 
 
+def _on_rmtree(path: Any, *_: Any) -> None:
+    full = os.path.abspath(os.fsdecode(path))
+    _tree[0] = os.path.join(full, "")
+    _note_remove(full, "tree")
+
+
+def _on_remove(path: Any, dir_fd: Any = -1, *_: Any) -> None:
+    _on_one_removed(path, dir_fd, "file")
+
+
+def _on_rmdir(path: Any, dir_fd: Any = -1, *_: Any) -> None:
+    _on_one_removed(path, dir_fd, "dir")
+
+
+def _on_one_removed(path: Any, dir_fd: Any, how: str) -> None:
+    if dir_fd not in (-1, None) or _counts.get("remove", 0) >= MAX["remove"]:
+        return  # rmtree goes down by descriptors
+    full = os.path.abspath(os.fsdecode(path))
+    if not _tree[0] or not os.path.join(full, "").startswith(_tree[0]):
+        _note_remove(full, how)
+
+
+_tree = [""]  # what rmtree was last called on: it removes the inside, and the folder itself, by these very calls
+
+
+@quiet
+def _note_remove(full: str, how: str) -> None:
+    frame = sites.user_frame(sys._getframe(4))
+    if frame is not None and not _boring(full) and _room("remove"):
+        site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        S.recorder.event("remove", site, path=os.path.realpath(full), how=how, exists=os.path.lexists(full), locks=_locks[0])
+
+
 def _on_rename(src: Any, dst: Any, *_: Any) -> None:
     full = os.path.abspath(os.fsdecode(dst))
     if not _boring(full):
@@ -253,6 +287,9 @@ _AUDITED: dict[str, Callable[..., None]] = {
     "open": _on_open,
     "os.mkdir": _on_mkdir,
     "os.rename": _on_rename,
+    "shutil.rmtree": _on_rmtree,
+    "os.remove": _on_remove,
+    "os.rmdir": _on_rmdir,
     "fcntl.flock": _on_lock,
     "fcntl.lockf": _on_lock,
 }

@@ -9,6 +9,7 @@ import pytest
 from builder import event, recording, row, site
 
 from harness.checks.base import Check, Inconclusive
+from harness.checks.evl.dropped import EvalDropsSamples
 from harness.checks.evl.everywhere import EvalOnAllRanks
 from harness.checks.evl.local_decision import RankLocalDecision
 from harness.checks.evl.never_evals import NeverEvals
@@ -20,10 +21,11 @@ from harness.checks.evl.stays_in_eval import StaysInEval
 from harness.checks.evl.sum_not_divided import MetricSumNotDivided
 from harness.checks.evl.unequal_means import MeanOfUnequalMeans
 from harness.model import Finding, Severity
+from harness.probe.datasets import pack
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    EvalOnAllRanks, EvalPaddingDuplicates, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
+    EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
     StaysInEval, TotalsReducedAgain,
 ]  # fmt: skip
 
@@ -489,3 +491,31 @@ def test_a_sum_that_is_divided_or_sent_is_not_reduced_again() -> None:
     silent(TotalsReducedAgain, two(*sent))  # one rank gives it, the others give zeros
     groups = [[reduced([8.0], [16.0], s=4), reduced([16.0], [32.0], s=4), reduced([32.0], [64.0], s=4)] * 3 for _ in range(2)]
     silent(TotalsReducedAgain, two(*groups))  # the same sum over ever larger groups of ranks
+
+
+# ---- EVL110 ----
+def dropping(per_rank: int, size: int, *, loader: bool = True, in_sampler: bool = False, text: str = "test mae 0.4501", **more: Any) -> Run:
+    own = []
+    for rank in range(2):
+        opened = sampler(rank, size=size, total=2 * per_rank, drop_last=in_sampler) | {"dataset_len": size, "drop_last": loader, "dataset_id": 2, "loader": 2}
+        opened["distributed"]["shuffle"] = more.get("shuffle", False)
+        indices = pack(list(range(rank, 2 * per_rank, 2)))
+        test = measured(1, 2, rank=rank, opened=opened | more, num_samples=per_rank, indices=indices, complete=more.get("complete", True))
+        own.append(trained(0, 2, opened={"dataset_id": 1}) + test + ([says(text, s=2)] if rank == 0 else []))
+    return two(*own, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
+
+
+def test_samples_that_an_evaluation_drops() -> None:
+    found = said(EvalDropsSamples, dropping(64, 140))
+    assert found.severity is Severity.WARNING and found.message.startswith("12 of 140 samples") and found.where is not None
+    assert said(EvalDropsSamples, dropping(70, 141, loader=False, in_sampler=True)).severity is Severity.ADVICE
+    assert "sampler drops" in said(EvalDropsSamples, dropping(10, 25, loader=False, in_sampler=True)).message
+
+
+def test_an_evaluation_that_drops_nothing_or_other_samples_each_time() -> None:
+    silent(EvalDropsSamples, dropping(64, 128))  # it divides
+    silent(EvalDropsSamples, dropping(64, 140, loader=False))  # a share that somebody else cut
+    silent(EvalDropsSamples, dropping(64, 140, shuffle=True))
+    silent(EvalDropsSamples, dropping(64, 140, complete=False))  # the script stops after some batches
+    silent(EvalDropsSamples, dropping(64, 140, dataset_id=1))  # the training set: BatchNorm statistics, training accuracy
+    silent(EvalDropsSamples, dropping(64, 140, text="took 3.20 s"))  # features are extracted, nothing is measured

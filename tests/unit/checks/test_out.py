@@ -10,6 +10,7 @@ import pytest
 from builder import event, findings, recording, row, run
 
 from harness.checks.engine import judge
+from harness.checks.out.cleared import FolderClearedBySeveralRanks
 from harness.checks.out.every_rank_prints import EveryRankPrints
 from harness.checks.out.local_loss import PrintsLocalLoss
 from harness.checks.out.same_file import EveryRankWritesSameFile
@@ -19,7 +20,7 @@ from harness.model import OutcomeKind, Severity
 from harness.probe import eventfiles
 from harness.record import Event, Run
 
-CHECKS = (EveryRankPrints, PrintsLocalLoss, EveryRankWritesSameFile, EventFileHalfWritten, TwoWritersOneLogDir)
+CHECKS = (FolderClearedBySeveralRanks, EveryRankPrints, PrintsLocalLoss, EveryRankWritesSameFile, EventFileHalfWritten, TwoWritersOneLogDir)
 
 
 def two(*by_rank: list[Event], **kwargs: object) -> Run:
@@ -39,7 +40,7 @@ def test_silent_on_empty_and_single(check: type) -> None:
 
 
 def test_truncated_events_never_crash() -> None:
-    torn = [event(kind, line=3) for kind in ("print", "log", "open", "mkdir", "rename", "event_file", "sleep")] + [
+    torn = [event(kind, line=3) for kind in ("print", "log", "open", "mkdir", "remove", "rename", "event_file", "sleep")] + [
         event("open", path=None, mode=3)
     ]
     outcomes, _ = judge(two(torn, torn), select=("OUT10",))
@@ -202,3 +203,44 @@ def test_whether_the_writer_lives() -> None:
     assert eventfiles.writer_lives(f"/w/events.out.tfevents.1.{host}.{os.getpid()}.0")
     assert not eventfiles.writer_lives(f"/w/events.out.tfevents.1.elsewhere.{os.getpid()}.0")
     assert not eventfiles.writer_lives("/w/events.out.tfevents.1.v2")
+
+
+# ---- OUT107 ----
+def removes(path: str = "/w/run", y: int = 3, how: str = "tree", **fields: object) -> Event:
+    return event("remove", line=16, path=path, how=how, exists=True, locks=0, y=y, **fields)
+
+
+def makes(path: str = "/w/run/checkpoints", y: int = 3) -> Event:
+    return event("mkdir", line=18, path=path, y=y)
+
+
+def test_every_rank_clears_the_run_folder() -> None:
+    found = findings(FolderClearedBySeveralRanks, two([removes(), makes()], [removes(), makes()]))
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("OUT107", Severity.WARNING, (0, 1))]
+    assert found[0].where is not None and found[0].where.line == 16 and found[0].message.startswith("2 ranks remove")
+
+
+def test_rank_0_clears_what_another_rank_fills() -> None:
+    found = findings(FolderClearedBySeveralRanks, two([removes()], [event("save", line=30, path="/w/run/a.pt", done=False, y=3)]))
+    assert [f.ranks for f in found] == [(0,)] and "while rank 1" in found[0].message
+    log = event("open", line=30, path="/w/log.csv", mode="a", y=3)
+    assert len(findings(FolderClearedBySeveralRanks, two([log], [removes("/w/log.csv", how="file")]))) == 1
+
+
+def test_a_rank_falls_over_what_another_one_removes() -> None:
+    frames = [{"file": "/home/u/train.py", "line": 16}]
+    failure = event("failure", type="FileNotFoundError", message="checkpoints", frames=frames)
+    found = findings(FolderClearedBySeveralRanks, two([removes()], [removes(), failure], exits=(0, 1)))
+    assert [f.severity for f in found] == [Severity.ERROR] and found[0].ranks == (0, 1)
+
+
+def test_clearing_that_harms_nobody() -> None:
+    def silent(*by_rank: list[Event]) -> None:
+        assert findings(FolderClearedBySeveralRanks, two(*by_rank)) == []
+
+    silent([removes(), makes(), makes(y=4)], [makes(y=4)])  # rank 0 clears, the others wait
+    silent([removes("/w/rank0"), makes("/w/rank0")], [removes("/w/rank1"), makes("/w/rank1")])
+    silent([makes(y=3), removes(y=9)], [makes(y=3), removes(y=9)])  # a scratch folder, cleared by all at the end
+    silent([removes("/w/a.lock", how="file")], [event("open", line=9, path="/w/a.lock.1", mode="w", y=3)])
+    guarded = [event("remove", line=16, path="/w/run", how="tree", exists=True, locks=1, y=3), makes()]
+    silent(guarded, guarded)
