@@ -40,6 +40,7 @@ class ResumeIncomplete(Check):
     code = "CKP107"
     name = "resume-incomplete"
     severity = Severity.WARNING
+    explains = ("CKP113",)
 
     def end(self, run: Run) -> Iterable[Finding]:
         loads = [load for load in files.loads(run) if load.ok]

@@ -51,6 +51,7 @@ class ShuffleRestarts(Check):
     code = "DAT112"
     name = "shuffle-restarts-after-resume"
     severity = Severity.ERROR
+    explains = ("CKP113",)
 
     def end(self, run: Run) -> Iterable[Finding]:
         histories = [_history(run, rank) for rank in range(min(run.world_size, MAX_RANKS))]

@@ -12,20 +12,20 @@ Event "autograd_grad": site; torch.autograd.grad was asked for gradients of para
 from __future__ import annotations
 
 import time
-import weakref
 from typing import Any
 
 from .. import digests, marks, sites, sources
 from ..patching import after, quiet, wrap
 from ..state import S, seq
-from . import comm_hooks, ddp, graphs, manual, steps, thrown
+from . import comm_hooks, ddp, graphs, manual, scales, steps, thrown
 
 at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
+at_left: list[Any] = []  # the same after it
+at_zero_grad: list[Any] = []  # sensors that are told of an optimizer's zero_grad()
 _seen: dict[tuple[str, int], str] = {}
 _since_zero: dict[sites.Site, int] = {}
 _local: dict[int, dict[str, list[float]]] = {}
 _unclipped: dict[int, dict[str, list[float]]] = {}
-_scaled: dict[int, Any] = {}  # id of a scaled loss -> weak reference to the loss it came from
 GRADIENT_STEPS = 6
 UNGRADED_STEPS = steps.UNGRADED_STEPS
 
@@ -60,8 +60,8 @@ def root_of(loss: Any) -> tuple[list[str], str, bool]:
 
 
 def _describe(loss: Any, site: sites.Site) -> None:
-    from_scaler = _scaled.get(id(loss))
-    base = from_scaler() if from_scaler is not None else loss
+    from_scaler = scales.from_scaler(loss)
+    base = from_scaler[1]() if from_scaler is not None else loss
     chain, reduction, scaled = root_of(base if base is not None else loss)
     key = (site[0], site[1])
     text = f"{chain[:3]}{reduction}{scaled}"
@@ -111,6 +111,8 @@ def _on_device(optimizer: Any) -> bool:
 
 
 def _after_zero_grad(result: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    for look in at_zero_grad if not S.light else ():
+        look(optimizer)
     if not S.light and _on_device(optimizer):  # at light steps nobody asks
         marks.of(optimizer).zeroed = True
 
@@ -208,6 +210,8 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
     if issued > 0 or _reducer_groups_moved():
         since.num_reduce += 1
         S.recorder.syncs += 1
+    for look in at_left if S.backwards <= 256 else ():
+        look(loss)
     for wrapped in S.ddps:
         wrapped.forwards = 0  # one forward arms the reducer for one backward
     if loss.grad_fn is not None:
@@ -366,14 +370,6 @@ def _after_optimizer(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     steps.made_at[self] = sites.here(4)
 
 
-def _after_scale(result: Any, scaler: Any, outputs: Any) -> None:
-    if hasattr(result, "grad_fn") and hasattr(outputs, "grad_fn"):
-        if len(_scaled) > 64:
-            _scaled.clear()
-        _scaled[id(result)] = weakref.ref(outputs)
-        S.since.scale = float(scaler.get_scale()) if scaler.is_enabled() else 0.0
-
-
 def arm() -> None:
     import torch
 
@@ -382,6 +378,5 @@ def arm() -> None:
     wrap(torch.autograd, "grad", _grad)
     after(torch.optim.Optimizer, "__init__", _after_optimizer)
     after(torch.optim.Optimizer, "zero_grad", _after_zero_grad)
-    after(torch.amp.GradScaler, "scale", _after_scale)
     steps.at_step.append(_at_step)
     steps.at_light_step.append(_at_light_step)

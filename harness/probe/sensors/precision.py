@@ -40,7 +40,12 @@ def _after_scaler(result: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
     S.recorder.event("scaler_made", sites.here(4), scale=float(scaler.get_scale()), enabled=bool(scaler.is_enabled()))
 
 
-def _before_unscale(scaler: Any, optimizer: Any) -> None:
+def is_unscaled(optimizer: Any) -> bool:
+    """Whether a scaler has taken its factor off these gradients, or has told the optimizer to do so (fused ones do)."""
+    return id(optimizer) in _unscaled or getattr(optimizer, "grad_scale", None) is not None
+
+
+def _before_unscale(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
     _unscaled.add(id(optimizer))
 
 
@@ -116,6 +121,7 @@ def arm() -> None:
             setattr(torch.nn.utils, name, getattr(torch.nn.utils.clip_grad, name))
     after(torch.amp.GradScaler, "__init__", _after_scaler)
     before(torch.amp.GradScaler, "unscale_", _before_unscale)
+    before(torch.amp.GradScaler, "step", _before_unscale)  # a scaler of another kind has an unscale_ of its own
     after(torch.amp.GradScaler, "update", _after_update)
     scheduler = torch.optim.lr_scheduler
     after(scheduler.LRScheduler, "__init__", _after_made)

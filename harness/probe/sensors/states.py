@@ -7,8 +7,9 @@ num_self, num_given_tensors, fresh (one of them was read out in this very step),
 from), ddp (index of the wrap event that covers the module; -1). Event "state_held" (first 40): site, steps_before: the dict that this
 line gave out last is still held although the weights moved since. Event "optimizer_state" (user calls): site, kind, names, shapes,
 digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
-shapes, digests (of what is given), given_names, came (names in the file
-that the state tensors were loaded from), source, had_state. Event "scheduler_made": site, kind, last_epoch. Event "load_scheduler": site,
+shapes, digests (of what is given), lr (first group's, as given), given_names, came (names in the file
+that the state tensors were loaded from), source, had_state. Event "scheduler_made": site, kind, last_epoch, id, totals (see
+lengths.py), asked (len() of a loader so far). Event "load_scheduler": site,
 kind, last_epoch. Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now,
 changed (the weights moved in between), same_module, path: a state dict that was read out at an earlier step, whose tensors are still the
 live weights.
@@ -23,7 +24,7 @@ from typing import Any
 from .. import digests, names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
-from . import ddp, saving
+from . import ddp, lengths, saving
 
 MAX_NAMES = 400
 MAX_TRACKED = 8  # tensors of one state dict; a filtered copy of it holds some of them
@@ -237,13 +238,21 @@ def _note_optimizer_load(optimizer: Any, state_dict: Any, *args: Any, **kwargs: 
         digests=digests.of_tensors(firsts)[1],
         given_names=[names.clean(n) for n in given][:MAX_NAMES], source=saving.source_of([t for t in firsts if t is not None]),
         came=["" if t is None else saving.origin_of(t)[1] for t in firsts],
-        had_state=len(optimizer.state),
+        had_state=len(optimizer.state), lr=_first_lr(state_dict),
     )  # fmt: skip
+
+
+def _first_lr(state_dict: Any) -> float | None:
+    lr = (state_dict.get("param_groups") or [{}])[0].get("lr")
+    return float(lr) if isinstance(lr, (int, float)) or (hasattr(lr, "is_cpu") and lr.is_cpu) else None
 
 
 # ---- schedulers and scalers ----
 def _after_scheduler(result: Any, self: Any, optimizer: Any = None, *args: Any, **kwargs: Any) -> None:
-    S.recorder.event("scheduler_made", sites.here(4), kind=type(self).__name__, last_epoch=_number(getattr(self, "last_epoch", None)))
+    S.recorder.event(
+        "scheduler_made", sites.here(4), kind=type(self).__name__, last_epoch=_number(getattr(self, "last_epoch", None)), id=id(self) % 1_000_003,
+        totals=lengths.of_scheduler(self)[:16], asked=lengths.asked[0],
+    )  # fmt: skip
 
 
 def _number(value: Any) -> int | None:

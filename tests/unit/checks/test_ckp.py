@@ -1,4 +1,4 @@
-"""CKP101-CKP112 on small runs."""
+"""CKP101-CKP113 on small runs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from harness.checks.ckp.one_rank_resumes import ResumeOnOneRank
 from harness.checks.ckp.partial_load import PartialLoad
 from harness.checks.ckp.prefix_mismatch import PrefixMismatch
 from harness.checks.ckp.resume_incomplete import ResumeIncomplete
+from harness.checks.ckp.schedule_over import ScheduleStartsOver
 from harness.checks.ckp.unreadable import CheckpointUnreadable
 from harness.checks.engine import judge
 from harness.model import OutcomeKind, Severity
@@ -420,3 +421,50 @@ def test_unreadable() -> None:
     assert [f.severity for f in findings(CheckpointUnreadable, run([recording(broken)]))] == [Severity.ADVICE]
     refused = load(error="Weights only load failed. Unsupported global: GLOBAL x.Y", error_type="UnpicklingError")
     assert findings(CheckpointUnreadable, run([recording(refused)])) == []
+
+
+# ---- CKP113 ----
+def sittings(rates: list[float], again: list[float], *, lr: float | None = 0.5, epochs: tuple[int, int] = (2, 3), more: tuple[Event, ...] = ()) -> Run:
+    """Two sittings in one process, with a load of the optimizer's state between them."""
+    num = len(rates)
+    drawn = [
+        e
+        for loop, (epoch, t) in enumerate(zip(epochs, (10, 30), strict=True))
+        for e in (
+            event("loader", line=29, t=t, loop=loop, loader=0, distributed={"epoch": epoch}),
+            event("pass", line=29, t=t + 1, loop=loop, loader=0, backwards=4, indices=""),
+        )
+    ]
+    loads = [event("load", t=20, line=50, done=True, numbers={"step": num}, s=num), event("load_optimizer", t=21, line=51, lr=lr, s=num)]
+    rows = [row(s, opt=int(s >= num), lr=rate) for s, rate in enumerate([*rates, *again])]
+    return run([recording([*drawn, *loads, *more], rows)])
+
+
+WARM_UP = [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_a_schedule_that_starts_over() -> None:
+    found = findings(ScheduleStartsOver, sittings(WARM_UP, WARM_UP))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("CKP113", Severity.WARNING, 51)]
+    assert "the checkpoint holds `step` 5" in found[0].notes
+    assert [f.severity for f in findings(ScheduleStartsOver, sittings(WARM_UP, WARM_UP, epochs=(2, 0)))] == [Severity.ADVICE]
+
+
+def scheduled(*at: int) -> tuple[Event, ...]:
+    return tuple(event("scheduler", t=t, line=60, id=7) for t in at)
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        sittings(WARM_UP, [0.5, 0.4, 0.3, 0.2, 0.1]),  # goes on
+        sittings(WARM_UP, [0.05] * 5),  # a new rate for a new phase
+        sittings([0.1] * 5, [0.1] * 5),  # a constant rate, put back
+        sittings(WARM_UP, WARM_UP, lr=0.1),  # the state held this rate
+        sittings(WARM_UP, WARM_UP, lr=None),
+        sittings(WARM_UP, WARM_UP, more=scheduled(5, 40)),  # one scheduler that restarts on purpose
+        sittings(WARM_UP, WARM_UP, more=(event("load_scheduler", t=22, s=5, last_epoch=5),)),
+    ],
+)
+def test_a_schedule_that_goes_on_is_healthy(healthy: Run) -> None:
+    assert findings(ScheduleStartsOver, healthy) == []

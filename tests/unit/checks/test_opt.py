@@ -15,9 +15,12 @@ from harness.checks.opt import (
     closure_local,
     edited,
     idle_schedule,
+    long_schedule,
     lr,
     mean_of_means,
+    mixed_step,
     same_gradient,
+    scaled_step,
     scaler,
     scheduler,
     stale,
@@ -54,6 +57,39 @@ def lent(rank: int) -> list[Event]:
     return [*setup(rank, ddp=False), event("accumulation", line=41, opt=0, sites=[]), event("gradients", opt=0, at_step={"0": [0.5]}, local={"0": [0.1]})]
 
 
+def scaled(factor: float = 1.0, own: bool = True, **values: Any) -> Any:
+    """Steps on the gradients of a scaled loss, which somebody multiplied by `factor` in between."""
+    told = {"local": {"0": [2048.0, -512.0]}, "at_step": {"0": [2048.0 * factor, -512.0 * factor]}} | values
+    steps = [e for s in range(3) for e in (event("gradients", opt=0, s=s, **told), event("scaled_step", line=31, s=s, opt=0, kind="SGD", scale=1024.0, own=own))]
+    return lambda rank: [event("scaler_made", line=24, scale=1024.0, enabled=True), *steps]
+
+
+def part(line: int, num: int = 4, stepped: tuple[int, ...] = (), caller: int = 70) -> dict[str, Any]:
+    at = {"file": "/home/u/train.py", "func": "main", "text": "loss.backward()"}
+    return {"site": at | {"line": line}, "caller": at | {"line": caller}, "num": num, "stepped": list(stepped)}
+
+
+def mixed(*parts: dict[str, Any], together: bool = False) -> Run:
+    """A GAN: optimizer 0 and 1 step in turn; every step of 0 but the first uses these parts."""
+    return two_ranks(
+        each=lambda r, s: {"opt": s % 2, "num_backward": int(not (together and s % 2))},
+        extra=lambda r: [event("mixed_step", line=47, s=s, opt=0, parts=list(parts)) for s in range(2, 12, 2)],
+    )
+
+
+def one_cycle(total: int, *, samples: int = 90, exits: tuple[str, ...] = (), asked: int = 0, code: int = 0) -> Run:
+    """Three epochs over 90 samples in batches of 10, 5 on each of two ranks; the schedule was made for `total` steps."""
+    out = [{"level": 1, "kind": kind, "site": None} for kind in exits]
+    loop = {"sampler": "DistributedSampler", "dataset_len": samples, "planned": 5, "made": {"file": "t.py", "line": 28, "func": "main", "text": ""}}
+    drawn = {"num_samples": samples // 2, "num_batches": 5, "batch_sizes": [10, 5, 5], "complete": True, "backwards": 5, "indices": ""}
+    events = [
+        event("scheduler_made", line=26, id=1, totals=[total], asked=asked), event("loop", line=29, of="loader", exits=out),
+        *[e for n in range(3) for e in (event("loader", line=29, loop=n, loader=0, **loop), event("pass", line=29, loop=n, loader=0, **drawn))],
+        *[event("scheduler", line=46, id=1, s=s) for s in range(1, 16)],
+    ]  # fmt: skip
+    return two_ranks(steps=15, each=lambda r, s: {"sched": s}, extra=lambda r: events, exits=(code, 0))
+
+
 FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "same_gradient": (same_gradient, two_ranks(steps=20, ddp=False, setup_of=lent, each=lambda r, s: {"grad": 7, "loss": 1.0 + s}), 41),
     "closure_local": (closure_local, two_ranks(ddp=False, setup_of=searched,
@@ -71,6 +107,12 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "scaler": (scaler, two_ranks(each=by_rank(scale=(1024.0, 2048.0)), extra=lambda r: [event("scaler", line=47, scale=1.0)]), 47),
     "clip_scaled": (clip_scaled, two_ranks(extra=lambda r: [event("clip", line=48, scaled=True, scale=65536.0, norm=5e4, max_norm=1.0)]), 48),
     "edited": (edited, two_ranks(each=lambda r, s: {"param": 100 + s + r * (s > 5)}, wrong={"param": (1,)}), None),
+    "scaled_step": (scaled_step, two_ranks(extra=scaled()), 31),
+    "scaled_step_averaged": (scaled_step, two_ranks(extra=scaled(0.5)), 31),
+    "mixed_step": (mixed_step, mixed(part(52, stepped=(1,)), part(44)), 47),
+    "mixed_step_by_a_helper": (mixed_step, mixed(part(52, stepped=(1,)), part(52, caller=71)), 47),
+    "long_schedule": (long_schedule, one_cycle(27), 26),
+    "long_schedule_floor": (long_schedule, one_cycle(30, samples=100), 26),
     "cleared": (cleared, two_ranks(extra=lambda r: [event("gradients", opt=0, s=s, local={"0": [1.0]}, at_step={}) for s in range(3)]), 22),
 }  # fmt: skip
 
@@ -93,6 +135,52 @@ def test_the_healthy_run_is_left_alone(name: str) -> None:
     check = the_check(FAULTS[name][0])
     assert findings(check, two_ranks()) == []
     assert findings(check, two_ranks(ddp=False, extra=lambda r: [event("loss", line=30, **LOSS)])) == []
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        scaled(1 / 1024),  # divided by hand
+        scaled(own=False),  # an optimizer that may unscale in its own step
+        scaled(local={}, at_step={}),
+        lambda rank: [e for e in scaled()(rank) if e.kind != "scaled_step"],  # scaler.step, or unscale_
+    ],
+)
+def test_unscaled_gradients_are_healthy(healthy: Any) -> None:
+    assert findings(the_check(scaled_step), two_ranks(extra=healthy)) == []
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        mixed(part(52), part(44)),  # two losses before any step
+        mixed(part(44, stepped=(1,)), part(44)),  # accumulation of an optimizer that steps less often
+        mixed(part(52, stepped=(1,)), part(44, stepped=(2,))),  # heads, and the encoder that both train
+        mixed(part(52, stepped=(1,)), part(44), together=True),
+        mixed(part(52, num=2, stepped=(1,)), part(44)),  # an auxiliary loss on a part of it
+    ],
+)
+def test_gradients_of_several_backwards_on_purpose_are_healthy(healthy: Run) -> None:
+    assert findings(the_check(mixed_step), healthy) == []
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        one_cycle(15),  # len(loader)
+        one_cycle(150),  # of ten times as many epochs
+        one_cycle(27, exits=("break",)),  # cut by max_steps
+        one_cycle(27, code=1),
+        one_cycle(3),  # stepped by epoch, by its length
+    ],
+)
+def test_a_schedule_that_was_made_for_another_run_is_healthy(healthy: Run) -> None:
+    assert findings(the_check(long_schedule), healthy) == []
+
+
+def test_half_of_the_planned_epochs_are_advice_at_most() -> None:
+    found = findings(the_check(long_schedule), one_cycle(30, samples=100, asked=1))
+    assert [f.severity for f in found] == [Severity.ADVICE]
 
 
 @pytest.mark.parametrize("loss", [{"scaled": True}, {"reduction": "sum"}])

@@ -1,4 +1,4 @@
-"""SHM101-SHM106 on small runs: a parent and its workers."""
+"""SHM101-SHM107 on small runs: a parent and its workers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from harness.checks.shm.fork_after_threads import ForkAfterThreads
 from harness.checks.shm.gradients_shared import GradientsShared
 from harness.checks.shm.never_updated import SharedModelNeverUpdated
 from harness.checks.shm.not_shared import ShareMemoryForgotten
+from harness.checks.shm.same_batches import SameBatches
 from harness.checks.shm.state_not_shared import OptimizerStateNotShared
 from harness.model import OutcomeKind, Severity
-from harness.probe import closures
+from harness.probe import closures, datasets
 from harness.record import Event, Run
 
 SHAPES = [[3], [3, 4]]
@@ -198,3 +199,44 @@ def test_what_a_function_reaches() -> None:
     assert GLOBAL_LEAF in closures.reach([uses_a_global], Leaf)
     assert leaf not in closures.reach([uses_a_global], Leaf)
     assert len(list(closures.reach([list(map(str, range(9))), [[i] for i in range(9_000)]], Leaf))) <= closures.MAX_VISITED + 1
+
+
+def draws(*, content: int = 5, trains: bool = True, indices: int = 8, shared: int = 2, rows: bool = True) -> Any:
+    """What one worker drew in one epoch."""
+    kept = datasets.pack(list(range(indices, indices + 8)))
+    told = {"num_samples": 8, "num_batches": 4, "order": indices, "content": content, "complete": True, "backwards": 4 * trains}
+    return [
+        event("params", opt=0, kind="SGD", names=["a", "b"], shapes=SHAPES, shared=shared),
+        event("seed", line=44, what="torch", value=1),
+        event("loader", line=50, loop=0, loader=0, sampler="RandomSampler", dataset_len=40),
+        event("pass", line=50, loop=0, loader=0, indices=kept, rows=kept if rows else "", **told),
+    ]
+
+
+def hogwild(*workers: list[Event], steps: int = 4) -> Run:
+    pids = range(2000, 2000 + len(workers))
+    parent = recording([event("process_start", line=58, key=p, child=p, models=[model()]) for p in pids], pid=1000)
+    children = [
+        recording(events, [row(n) for n in range(steps)], rank=0, pid=pid, ppid=1000, role="child") for pid, events in zip(pids, workers, strict=True)
+    ]
+    return run([parent, *children], nproc=1)
+
+
+def test_workers_that_draw_the_same_batches() -> None:
+    found = findings(SameBatches, hogwild(draws(), draws()))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM107", Severity.WARNING, 44)]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        (draws(), draws(indices=9, content=6)),  # a seed of its own for each
+        (draws(), draws(content=6)),  # equal indices into parts of its own for each
+        (draws(shared=0), draws(shared=0)),  # each trains a model of its own
+        (draws(), draws(trains=False)),  # one evaluates
+        (draws(),),
+        (draws(rows=False), draws(rows=False)),  # what lies behind the indices was not seen
+    ],
+)
+def test_workers_whose_batches_may_be_equal(healthy: Any) -> None:
+    assert findings(SameBatches, hogwild(*healthy)) == []

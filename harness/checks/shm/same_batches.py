@@ -1,0 +1,106 @@
+"""SHM107 workers-draw-same-batches: worker processes that train one shared model draw the same batches in the same order.
+
+What it does
+    Compares the sample indices and the content of the batches that the script's own worker processes (hogwild) draw in training.
+
+Why it is bad
+    N workers do the work of one: each gradient is applied N times, nearly unchanged, which is a learning rate N times as high on the
+    same data.
+
+Wrong
+    def train(rank, model):
+        torch.manual_seed(args.seed)
+        loader = DataLoader(dataset, shuffle=True)
+
+Right
+    def train(rank, model):
+        torch.manual_seed(args.seed + rank)
+        loader = DataLoader(dataset, shuffle=True)
+
+Known limits
+    Batches that are drawn without a torch DataLoader are not compared. Workers that train models of their own (a search over settings)
+    and those that only evaluate are healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.dat import passes
+from harness.checks.dat.passes import Pass
+from harness.checks.order import number
+from harness.checks.shm.workers import Team, Worker, teams
+from harness.model import Finding, Severity, Where
+from harness.record import Recording, Run
+
+MIN_BATCHES = 3
+
+
+class SameBatches(Check):
+    code = "SHM107"
+    name = "workers-draw-same-batches"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        found = [group for team in teams(run) if len(group := _training(team)) > 1]
+        if not found:
+            raise NotApplicable("no worker processes train one shared model from torch DataLoaders")
+        unseen = False
+        for group in found:
+            same = _same([own for _, own in group])
+            unseen = unseen or same is None
+            if same:
+                yield self._found(group)
+                return
+        if unseen:
+            raise Inconclusive("equal indices, but whether the samples behind them are the same is not seen")
+
+    def _found(self, group: Sequence[tuple[Recording, list[Pass]]]) -> Finding:
+        recording, (first, *_) = group[0]
+        shuffled = first.opened["sampler"] != "SequentialSampler"
+        return self.finding(
+            f"all {len(group)} workers draw the same samples in the same order: {first.num_samples} of {first.num_samples} indices are equal",
+            where=_seeded(recording, first) if shuffled else first.made,
+            ranks=[0],
+            notes=[f"sampler: {first.opened['sampler']}, made at {first.made}" if first.made else f"sampler: {first.opened['sampler']}"],
+            help="seed each worker with seed + rank, or give it its own part of the data (`Subset(dataset, range(rank, n, workers))`)",
+        )
+
+
+def _training(team: Team) -> list[tuple[Recording, list[Pass]]]:
+    """(process, its training passes) of the workers that step a model which lies in shared memory."""
+    found = []
+    for worker in team.workers:
+        if worker.recording is None or not _steps_shared(worker):
+            continue
+        own = [p for p in passes.of_recording(0, worker.recording) if p.closed is not None and p.trains and not p.iterable]
+        if own:
+            found.append((worker.recording, own))
+    return found
+
+
+def _steps_shared(worker: Worker) -> bool:
+    assert worker.recording is not None
+    told = worker.recording.of("params")
+    return worker.steps > 0 and any(number(e["shared"]) >= len(e["names"] or ()) > 0 for e in told)
+
+
+def _same(groups: Sequence[Sequence[Pass]]) -> bool | None:
+    """Whether every worker's n-th pass has the same indices and the same content; None: what lies behind the indices is not known."""
+    num = min(len(g) for g in groups)
+    unseen = False
+    for nth in range(min(num, 16)):
+        row = [g[nth] for g in groups]
+        if min(p.num_batches for p in row) < MIN_BATCHES or not passes.same_order(row) or not all(p.indices for p in row):
+            return False
+        if len({p.dataset_len for p in row}) > 1 or len({p.content for p in row}) > 1:
+            return False
+        unseen = unseen or not all(p.distinct and p.content for p in row)
+    return None if unseen else True
+
+
+def _seeded(recording: Recording, first: Pass) -> Where | None:
+    """The worker's last seeding before its first pass; where it has none of its own, the statement that made the loader."""
+    calls = [e.where for e in recording.of("seed") if e["what"] == "torch" and e.t_ns < first.opened.t_ns and e.where]
+    return calls[-1] if calls else first.made
