@@ -49,8 +49,8 @@ class ScheduleStartsOver(Check):
             if again is None or _scheduler_goes_on(recording, load):
                 continue
             yield self.finding(
-                f"after the resume the learning rate starts over: {again[0]:.3g} at the next step, as at the first step of the run; the loaded "
-                f"optimizer had {load['lr']:.3g}",
+                f"after the resume the learning rate starts over: {again[0]:.3g}, as in the first steps of the run; the loaded optimizer "
+                f"had {load['lr']:.3g}",
                 where=load.where,
                 ranks=run.rank_ids,
                 notes=[f"{again[1]} steps repeat the course of the first ones", *_stored(recording, load)],
@@ -67,10 +67,11 @@ def _again(recording: Recording, load: Event) -> tuple[float, int] | None:
     after = _rates([(opts[i], rates[i]) for i in range(len(steps)) if steps[i] >= step])
     first = _rates([(opts[i], rates[i]) for i in range(len(steps)) if steps[i] < step])
     num = min(len(after), len(first), LOOKED_AT)
-    if num < MIN_STEPS or not isinstance(given, (int, float)) or math.isclose(after[0], given, rel_tol=0.01):
+    if num < MIN_STEPS or not isinstance(given, (int, float)) or math.isclose(first[0], given, rel_tol=0.01):
         return None
-    alike = all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(after[:num], first[:num], strict=True))
-    return (after[0], num) if alike and len({f"{r:.6g}" for r in after[:num]}) >= MIN_RATES else None
+    kept = math.isclose(after[0], given, rel_tol=1e-6)  # a new scheduler lets the loaded rate stand for one step
+    alike = all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(after[kept:num], first[kept:num], strict=True))
+    return (after[kept], num) if alike and len({f"{r:.6g}" for r in after[kept:num]}) >= MIN_RATES else None
 
 
 def _rates(rows: Sequence[tuple[int, float]]) -> list[float]:
@@ -90,12 +91,18 @@ def _goes_on(rank: int, recording: Recording, load: Event) -> bool:
     """The samples come in a later epoch than those before: training was taken up where it had been left."""
     epochs = [(p.opened.t_ns, number((p.distributed or {}).get("epoch"))) for p in passes.of_recording(rank, recording) if p.trains]
     earlier, later = [e for t, e in epochs if t < load.t_ns], [e for t, e in epochs if t > load.t_ns]
-    return bool(earlier and later) and later[0] > 0 and later[0] >= max(earlier)
+    if not earlier or not later or later[0] <= 0:
+        return False
+    return later[0] >= max(earlier) or any(later[0] in (v, v + 1) for v in _numbers(recording, load).values())
+
+
+def _numbers(recording: Recording, load: Event) -> dict[str, int]:
+    """Whole numbers of the checkpoint."""
+    held = [e for e in recording.of("load") if e["done"] and e.t_ns <= load.t_ns and isinstance(e["numbers"], Mapping)]
+    return {str(k): v for k, v in held[-1]["numbers"].items() if isinstance(v, int)} if held else {}
 
 
 def _stored(recording: Recording, load: Event) -> list[str]:
     """Numbers of the checkpoint that say how far it had come."""
-    held = [e for e in recording.of("load") if e["done"] and e.t_ns <= load.t_ns and isinstance(e["numbers"], Mapping)]
-    numbers = held[-1]["numbers"] if held else {}
-    found = [f"`{k}` {v}" for k, v in numbers.items() if isinstance(v, int) and 1 < v <= number(load.step)]
+    found = [f"`{k}` {v}" for k, v in _numbers(recording, load).items() if 1 < v <= number(load.step)]
     return [f"the checkpoint holds {', '.join(found[:4])}"] if found else []

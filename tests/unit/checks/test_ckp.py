@@ -450,6 +450,10 @@ def test_a_schedule_that_starts_over() -> None:
     assert [f.severity for f in findings(ScheduleStartsOver, sittings(WARM_UP, WARM_UP, epochs=(2, 0)))] == [Severity.ADVICE]
 
 
+def test_a_new_scheduler_lets_the_loaded_rate_stand_for_one_step() -> None:
+    assert [f.code for f in findings(ScheduleStartsOver, sittings(WARM_UP, [0.5, *WARM_UP[1:]]))] == ["CKP113"]
+
+
 def scheduled(*at: int) -> tuple[Event, ...]:
     return tuple(event("scheduler", t=t, line=60, id=7) for t in at)
 
