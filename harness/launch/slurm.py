@@ -148,7 +148,10 @@ class SlurmHandle:
         self.state = self._carrier.poll(pressing=self._all_told) or self.state
         if not account.hellos and (self.state is None or self.state.waits):
             self.pending_s = time.monotonic() - self._since
-        if self.state is not None and self.state.restarts > self.attempt:
+        requeued = self.state is not None and self.state.restarts > self.attempt
+        if requeued and self._stopped_at is not None:
+            self._cancel()  # we wanted its end: the new attempt must not run, and the verdict is on this one
+        elif requeued and self.state is not None:
             self.follower.begin(self.state.restarts)
             self._settling_since = None
             self._since = time.monotonic()

@@ -6,6 +6,7 @@ Where none can be had (not root, no Slurm installed, no namespaces), every test 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -120,6 +121,16 @@ def bring_up(*options: str) -> Cluster:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def cluster_of(*options: str) -> Iterator[Cluster]:
+    one = bring_up(*options)
+    try:
+        yield one
+    finally:
+        one.stop()
+        shutil.rmtree(one.folder, ignore_errors=True)
 
 
 def no_slurm(error: Exception) -> NoReturn:

@@ -166,6 +166,22 @@ def test_a_stop_goes_by_the_control_file_and_by_scancel_where_nothing_runs(tmp_p
     assert carrier.cancelled == 0 and attempt.read_note(other / attempt.CONTROL) == "stop hang\n"
 
 
+def test_a_run_that_we_end_is_not_followed_into_the_queue(tmp_path: Path) -> None:
+    """A host that is cut off makes a hang, and half a minute later Slurm requeues the job: we may be in the middle of ending it."""
+    attempt.make(tmp_path, 0)
+    tell(tmp_path, 0, hello(0), rank(0))
+    tell(tmp_path, 1, hello(1), rank(1))
+    one, carrier = handle(tmp_path, RUNNING, JobState("PENDING", "BeginTime", restarts=1))
+    one.poll()
+    one.stop("hang")
+    assert one.poll() is None and (one.attempt, carrier.cancelled) == (0, 1)
+    for number in (0, 1):
+        tell(tmp_path, number, ending(ended(number, -15, True), reason="hang"))
+    told = one.poll()
+    assert told is not None and told.scheduler is not None
+    assert (told.reason, told.scheduler.attempt, [e.rank for e in told.exits]) == ("hang", 0, [0, 1])
+
+
 def test_what_never_ran_says_what_the_job_said(tmp_path: Path) -> None:
     attempt.make(tmp_path, 0)
     (tmp_path / "slurm").mkdir()
