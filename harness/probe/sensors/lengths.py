@@ -14,7 +14,8 @@ asked = [0]  # how often the script's own code took len() of a DataLoader
 
 def of_scheduler(scheduler: Any) -> list[int]:
     """The lengths that a schedule was made with: torch's own attribute, or the whole numbers that a function it calls has bound."""
-    named = [v for name in ("total_steps", "T_max", "total_iters") if _whole(v := getattr(scheduler, name, None))]
+    stated: list[Any] = [getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters")]
+    named: list[int] = [v for v in stated if _whole(v)]
     if named:
         return named
     parts, milestones = getattr(scheduler, "_schedulers", None), getattr(scheduler, "_milestones", None)
