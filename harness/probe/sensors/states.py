@@ -4,7 +4,8 @@ Event "state_dict" (user calls, first 400): site, module, prefixed, num, token.
 Event "load_state": site, module, mid (id of the module), strict, error, missing, unexpected, missing_shapes, unexpected_shapes (first 400
 each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, self_names (given tensors that are the module's own memory),
 num_self, num_given_tensors, fresh (one of them was read out in this very step), kept_at (where), source (path of the file it was loaded
-from), ddp (index of the wrap event that covers the module; -1). Event "state_held" (first 40): site, steps_before: the dict that this
+from), ddp (index of the wrap event that covers the module; -1), weights, had (digests of the parameters that are given, and of the module's
+own before; 0 where they are not looked at). Event "state_held" (first 40): site, steps_before: the dict that this
 line gave out last is still held although the weights moved since. Event "optimizer_state" (user calls): site, kind, names, shapes,
 digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
 shapes, digests (of what is given), lr (first group's, as given), given_names, came (names in the file
@@ -28,6 +29,8 @@ from . import ddp, lengths, saving
 
 MAX_NAMES = 400
 MAX_TRACKED = 8  # tensors of one state dict; a filtered copy of it holds some of them
+MAX_WEIGHTS = 1000  # parameters of a load whose values are looked at
+MAX_READ = 40  # state_dict() calls of one line that are told: at which steps the weights were kept
 MAX_SAME = 8  # clean loads from one line that are told in full; a loop that syncs two models at every step makes thousands
 _counts = {"state_dict": 0, "optimizer_state": 0}
 _told_at: dict[tuple[str, int], int] = {}  # clean events of a line so far
@@ -87,7 +90,7 @@ def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
         _captured.update({id(t): (ref, capture) for t, ref in zip(tensors, capture.refs, strict=True)})
     _told_at[site[:2]] = _told_at.get(site[:2], 0) + 1
     _look_at_last(site, capture)
-    if token <= 400 and _told_at[site[:2]] <= MAX_SAME:
+    if token <= 400 and _told_at[site[:2]] <= MAX_READ:
         prefixed = sum(1 for k in result if str(k).startswith(names.PREFIXES))
         S.recorder.event("state_dict", site, module=type(module).__name__, prefixed=prefixed, num=len(result), token=token)
 
@@ -154,6 +157,7 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
     missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
     mine = {k for k, v in own.items() if hasattr(type(v), "data_ptr") and v.numel() and _same_memory(given.get(k), v)}
     _alias_used("load", tensors, site, module)
+    weights, had = _weights(given, own) if _told_at.get((site[0] + "<", site[1]), 0) < MAX_SAME else (0, 0)
     captures = [c for t in tensors if (c := _capture_of(t)) is not None]
     return {
         "strict": strict, "missing": missing[:MAX_NAMES], "unexpected": unexpected[:MAX_NAMES], "num_missing": len(missing),
@@ -163,8 +167,17 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
         "matched": len(own) - len(missing), "total": len(own), "given": len(given), "num_given_tensors": len(tensors),
         "same_when_cleaned": len({names.clean(k) for k in missing} & {names.clean(k) for k in given}),
         "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures),
-        "source": saving.source_of(tensors), "kept_at": sites.as_json(captures[0].site) if captures else None,
+        "weights": weights, "had": had, "source": saving.source_of(tensors), "kept_at": sites.as_json(captures[0].site) if captures else None,
     }  # fmt: skip
+
+
+def _weights(given: dict[str, Any], own: dict[str, Any]) -> tuple[int, int]:
+    """Digests of the parameters that are given and of those they replace: without buffers, which may differ by rank. About 3 us each."""
+    import torch
+
+    keys = [k for k, v in own.items() if isinstance(v, torch.nn.Parameter) and digests.plain(v) and hasattr(type(given.get(k)), "data_ptr")]
+    keys = [k for k in keys if digests.plain(given[k])][:MAX_WEIGHTS]
+    return (digests.of_tensors([given[k] for k in keys])[0], digests.of_tensors([own[k] for k in keys])[0]) if keys else (0, 0)
 
 
 def _same_memory(given: Any, own: Any) -> bool:

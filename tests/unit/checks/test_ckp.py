@@ -12,6 +12,7 @@ from harness.checks.ckp.alias import AliasForCopy
 from harness.checks.ckp.all_ranks_save import AllRanksSaveSamePath
 from harness.checks.ckp.by_position import OptimizerStateByPosition
 from harness.checks.ckp.load_before_written import LoadBeforeWriteDone
+from harness.checks.ckp.loads_differ import RanksLoadDifferentWeights
 from harness.checks.ckp.map_location import MapLocationMissing
 from harness.checks.ckp.one_rank_resumes import ResumeOnOneRank
 from harness.checks.ckp.partial_load import PartialLoad
@@ -472,3 +473,28 @@ def scheduled(*at: int) -> tuple[Event, ...]:
 )
 def test_a_schedule_that_goes_on_is_healthy(healthy: Run) -> None:
     assert findings(ScheduleStartsOver, healthy) == []
+
+
+# ---- CKP114 ----
+def restores(weights: tuple[int, int], *, had: tuple[int, int] = (7, 7), after: list[Event] | None = None, kept: tuple[int, int] = (2, 3), s: int = 4) -> Run:
+    own = []
+    for rank in range(2):
+        told = [event("wrap", index=0, group_size=2), event("state_dict", line=40, s=kept[rank], token=1)]
+        told.append(event("load_state", line=60, s=s, error="", weights=weights[rank], had=had[rank], num_self=0, total=4))
+        own.append(recording([*told, *(after or [])], [row(i) for i in range(4)], rank=rank))
+    return run(own)
+
+
+def test_ranks_restore_different_epochs() -> None:
+    found = findings(RanksLoadDifferentWeights, restores((1, 2), s=3))  # a step follows
+    assert [(f.code, f.severity, f.ranks) for f in found] == [("CKP114", Severity.WARNING, (0, 1))]
+    assert found[0].where is not None and found[0].where.line == 40 and "step 2 (rank 0), step 3 (rank 1)" in found[0].notes[0]
+    assert [f.severity for f in findings(RanksLoadDifferentWeights, restores((1, 2)))] == [Severity.ADVICE]  # nobody uses them together
+
+
+def test_loads_that_leave_replicas_equal() -> None:
+    assert findings(RanksLoadDifferentWeights, restores((1, 1))) == []
+    assert findings(RanksLoadDifferentWeights, restores((0, 0), had=(0, 0))) == []  # sharded: not looked at
+    assert findings(RanksLoadDifferentWeights, restores((1, 2), had=(5, 6))) == []  # experts: they differed before
+    assert findings(RanksLoadDifferentWeights, restores((1, 2), after=[event("coll", t=LATER, line=61, s=4, op="broadcast")])) == []
+    assert findings(RanksLoadDifferentWeights, restores((1, 2), after=[event("wrap", t=LATER, s=4, index=1, group_size=2)])) == []

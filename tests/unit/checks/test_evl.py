@@ -509,7 +509,14 @@ def test_samples_that_an_evaluation_drops() -> None:
     found = said(EvalDropsSamples, dropping(64, 140))
     assert found.severity is Severity.WARNING and found.message.startswith("12 of 140 samples") and found.where is not None
     assert said(EvalDropsSamples, dropping(70, 141, loader=False, in_sampler=True)).severity is Severity.ADVICE
-    assert "sampler drops" in said(EvalDropsSamples, dropping(10, 25, loader=False, in_sampler=True)).message
+    of_sampler = said(EvalDropsSamples, dropping(10, 21, loader=False, in_sampler=True))
+    assert "sampler drops" in of_sampler.message and of_sampler.severity is Severity.ADVICE
+
+
+def test_the_rest_is_measured_in_a_pass_of_its_own() -> None:
+    rest = measured(9, 2, opened={"loader": 3, "dataset_id": 3, "subset": {"of": 140, "num": 12}})
+    own = [[*recorded.events[1:], *rest] for recorded in dropping(64, 140).present]
+    silent(EvalDropsSamples, two(*own))
 
 
 def test_an_evaluation_that_drops_nothing_or_other_samples_each_time() -> None:
