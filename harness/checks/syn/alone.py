@@ -15,7 +15,8 @@ Right
     model = DDP(Net())
 
 Known limits
-    Ranks that do different work by design (no shared data, no process group) are not judged.
+    Ranks that do different work by design (no shared data, no process group) are not judged. Where every rank seeded torch with a
+    value of its own, started from other parameters and has no distributed sampler, they may be the members of an ensemble: advice.
 """
 
 from __future__ import annotations
@@ -51,7 +52,17 @@ class ReplicasTrainAlone(Check):
                     f"{run.world_size} ranks train {run.world_size} separate models: no gradient or parameter is ever synchronised",
                     where=(event.where if event else None) or facts.grad_site(opt),
                     ranks=run.rank_ids,
+                    severity=Severity.ADVICE if _members(run, opt) else None,
                     notes=[f"gradients and parameters differ at all of {parting.steps} steps"],
                     help="wrap the model: `model = DistributedDataParallel(model)`",
                 )
                 return
+
+
+def _members(run: Run, opt: int) -> bool:
+    """Whether the ranks look like an ensemble: other seeds and other initial parameters on every rank, and no data shared out by a sampler."""
+    starts = replicas.initial(run, opt)
+    seeds = [tuple(e["value"] for e in r.of("seed") if e["what"] == "torch" and e.step == 0) for r in run.present]
+    if any(isinstance(e["distributed"], dict) for _, e in run.events("loader")):
+        return False
+    return 1 < len(run.present) == len(set(starts)) == len(set(seeds))

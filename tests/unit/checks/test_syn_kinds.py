@@ -10,6 +10,7 @@ from replica_runs import by_rank, setup, two_ranks
 
 from harness.checks.base import Check
 from harness.checks.registry import all_checks
+from harness.model import Severity
 from harness.record import Event, Run
 
 CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
@@ -92,3 +93,26 @@ def test_a_reduction_over_a_part_of_the_ranks_is_called_that() -> None:
     assert "sub-groups of 2 of 4 ranks" in found.message and "0 and 1, and among ranks 2 and 3" in found.notes[0]
     (found,) = findings(CHECKS["SYN130"], four_ranks((0, 1, 2, 3)))
     assert "not written back" in found.message
+
+
+@pytest.mark.parametrize(("seeds", "starts", "loaders", "severity"), [
+    ((1, 2), (1, 2), [], Severity.ADVICE),  # an ensemble
+    ((1, 2), (1, 2), [event("loader", distributed={"num_replicas": 2, "rank": 0})], Severity.ERROR),
+    ((1, 2), (1, 1), [], Severity.ERROR),  # one model, broadcast
+    ((1, 1), (1, 2), [], Severity.ERROR),
+])  # fmt: skip
+def test_members_of_an_ensemble_are_told_from_a_forgotten_wrap(
+    seeds: tuple[int, int], starts: tuple[int, int], loaders: list[Event], severity: Severity
+) -> None:
+    def start(r: int) -> list[Event]:
+        events = [e for e in setup(r, ddp=False) if e.kind != "initial"]
+        return [*events, *loaders, event("seed", what="torch", value=seeds[r]), event("initial", opt=0, each=[starts[r]] * 4)]
+
+    apart = two_ranks(ddp=False, each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r}, setup_of=start)
+    assert [f.severity for f in findings(CHECKS["SYN126"], apart)] == [severity]
+
+
+def test_an_average_after_the_last_step_of_a_rounds_optimizer_is_no_sync_without_effect() -> None:
+    differ = by_rank(grad=(5, 55), param=(6, 66))
+    rounds = two_ranks(ddp=False, each=differ, extra=lambda r: [coll("all_reduce", 41, s=12, numel=40, n=i) for i in range(12)])
+    assert findings(CHECKS["SYN130"], rounds) == []
