@@ -37,11 +37,6 @@ def test_every_check_has_a_whole_page(check: type) -> None:
     assert missing == []
 
 
-def test_every_code_is_listed() -> None:
-    listed = (ROOT / "docs" / "codes.md").read_text()
-    assert [c.code for c in all_checks() if f"{c.code} {c.name}" not in listed] == []
-
-
 def test_an_edit_that_does_not_match_once_is_refused(tmp_path: Path) -> None:
     (tmp_path / "seeds.toml").write_text('[twice]\nreplace = "import"\nwith = ""\nfinds = "DAT101"\n')
     with pytest.raises(UsageError, match="times, not once"):

@@ -1,7 +1,8 @@
 """What DistributedDataParallel wraps, and what happens to it afterwards.
 
 Event "wrapping" (before the constructor): names, shapes, numels in registration order.
-Event "wrap" (after it): index, module, names, requires_grad, dtypes, devices, device_ids, find_unused, static_graph, broadcast_buffers,
+Event "wrap" (after it): index, module, of_size (ranks of the wrapper that was given for a model), names, requires_grad, dtypes, devices,
+device_ids, find_unused, static_graph, broadcast_buffers,
 buffers, each (parameter digests after DDP's own broadcast), group_size, comm_hook.
 Event "wrap_changed": index, what ("added" | "rebound" | "unfrozen" | "frozen" | "cast"), names; `site` is the statement where it is known.
 Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20), inner (the model was called around DDP).
@@ -116,6 +117,7 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
         sites.here(4),
         index=index,
         module=type(module).__name__,
+        of_size=module.process_group.size() if isinstance(module, type(self)) else None,
         names=[names.clean(n) for n, _ in named],
         requires_grad=[p.requires_grad for _, p in named],
         numels=[p.numel() for _, p in named],

@@ -116,3 +116,12 @@ def test_an_average_after_the_last_step_of_a_rounds_optimizer_is_no_sync_without
     differ = by_rank(grad=(5, 55), param=(6, 66))
     rounds = two_ranks(ddp=False, each=differ, extra=lambda r: [coll("all_reduce", 41, s=12, numel=40, n=i) for i in range(12)])
     assert findings(CHECKS["SYN130"], rounds) == []
+
+
+def test_a_wrapper_of_a_wrapper_is_named() -> None:
+    def wrapped(of_size: int | None) -> Run:
+        return two_ranks(extra=lambda r: [event("wrap", line=50, index=1, module="X", of_size=of_size, group_size=2, names=[], each=[])])
+
+    found = findings(CHECKS["SYN131"], wrapped(2))
+    assert [(f.where and f.where.line, f.ranks) for f in found] == [(50, (0, 1))]
+    assert findings(CHECKS["SYN131"], wrapped(None)) == findings(CHECKS["SYN131"], wrapped(1)) == []
