@@ -17,7 +17,7 @@ def other(run: Run) -> str:
 
 
 def _other(run: Run) -> str:
-    if any(e["sharded"] for _, e in run.events(protocol.PARAMS)):
+    if sharded(run):
         return "parameters are sharded (DTensor): each rank holds a part"
     if any(True for _ in run.events("model_averager")) or any(e["name"] == "post_localSGD_hook" for _, e in run.events("comm_hook")):
         return "local SGD: the ranks' models part on purpose and are averaged now and then"
@@ -26,6 +26,11 @@ def _other(run: Run) -> str:
     if _strangers(run):
         return "the ranks train different models (stages of a pipeline, or experts)"
     return ""
+
+
+def sharded(run: Run) -> bool:
+    """DTensor: what a backward reaches is another object than what the optimizer holds."""
+    return any(e["sharded"] for _, e in run.events(protocol.PARAMS))
 
 
 def by_messages(run: Run) -> bool:

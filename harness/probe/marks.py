@@ -9,7 +9,7 @@ from typing import Any
 class Mark:
     """What is remembered of an optimizer between its steps."""
 
-    __slots__ = ("graded", "num_steps", "on_device", "optimizer", "stepped", "versions", "zeroed")
+    __slots__ = ("added", "graded", "held", "num_modules", "num_steps", "on_device", "optimizer", "stepped", "versions", "zeroed")
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -18,6 +18,9 @@ class Mark:
         self.graded: set[int] = set()  # ids of parameters that had a gradient after a backward since the last step (first steps only)
         self.stepped = False
         self.num_steps = 0
+        self.held: list[Any] = []  # of a parameter whose gradient is not zero before this backward: (weak reference, id and version of the gradient)
+        self.added = False  # a backward added to a gradient that was not zero
+        self.num_modules = 0  # made before it
         self.on_device = False  # as it was when somebody last looked: at every step with digests
 
 

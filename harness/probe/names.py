@@ -21,6 +21,8 @@ def clean(name: str) -> str:
 
 
 _living: dict[int, weakref.ref[Any]] = {}
+_numbers: dict[int, int] = {}  # id of a living module -> how many were made before it
+num_made = [0]
 
 
 def note_module(module: Any) -> None:
@@ -30,8 +32,16 @@ def note_module(module: Any) -> None:
     def forget(ref: weakref.ref[Any]) -> None:
         if _living.get(key) is ref:
             del _living[key]
+            _numbers.pop(key, None)
 
     _living[key] = weakref.ref(module, forget)
+    _numbers.setdefault(key, num_made[0])
+    num_made[0] += 1
+
+
+def number_of(module: Any) -> int:
+    """Its place in the order in which modules were made; -1 where that was not seen."""
+    return _numbers.get(id(module), -1)
 
 
 def root_modules() -> list[Any]:

@@ -33,6 +33,7 @@ class SinceStep:
     zeroed = False
     last_no_sync = False
     eval_backward = False
+    joined = False  # a collective was given a tensor that has a graph: the ranks' losses are one
     step_began = 0.0
 
     def __init__(self) -> None:

@@ -14,16 +14,16 @@ Right
     scheduler.step(val_loss)
 
 Known limits
-    Optimizers on ranks that train different models are not compared.
+    Optimizers on ranks that train different models, or that never share a gradient (population based training), are not compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check
+from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
-from harness.checks.syn import replicas
+from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -41,6 +41,8 @@ class LrDiverges(Check):
                 parting.num_grad and parting.grad_step is not None and parting.grad_step < parting.hyper_step
             ):
                 continue
+            if not facts.num_reduce and parting.num_grad >= 0.9 * parting.steps and not gradients.ever_agree(run):
+                raise NotApplicable("the ranks never share a gradient: each trains a member of its own, at its own rate")
             lrs = optimizers.lr_at(run, parting.hyper_step)
             site = replicas.odd_site(list(run.events("scheduler")), run.world_size) or replicas.first_where(run, "scheduler")
             event = facts.params_event(opt)

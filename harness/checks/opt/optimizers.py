@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from harness.checks import regime
 from harness.model import Where
 from harness.probe import protocol
-from harness.record import Event, Recording, Run
+from harness.probe.protocol import FLAG_ALL_NONE
+from harness.record import Event, Recording, Run, where_of
 
 BY_HAND = 65_535
 
@@ -45,6 +48,11 @@ def params_of(process: Recording, opt: int) -> Event | None:
     return next((e for e in reversed(process.of(protocol.PARAMS)) if e["opt"] == opt), None)
 
 
+def made_at(run: Run) -> Where | None:
+    """Where the first optimizer was made."""
+    return next((e.where for _, e in run.events(protocol.PARAMS) if e["opt"] != BY_HAND and e.where), None)
+
+
 def step_site(run: Run, rank: int, opt: int) -> Where | None:
     """The backward before this optimizer's steps."""
     recording = run.ranks[rank]
@@ -74,6 +82,45 @@ def orphaned(run: Run, rank: int, opt: int) -> list[str]:
         if key[1] == opt:
             lost = {i for i in lost if i < len(grads) and grads[i] == 0}
     return [names[i] for i in sorted(lost) if i < len(names)]
+
+
+@dataclass(frozen=True)
+class Left:
+    """An optimizer that was left behind: it steps on, and the loss has gone over to parameters that nobody holds."""
+
+    step: int  # the first one that moved nothing new
+    steps: int
+    num: int  # parameters that receive the gradients
+    names: list[str]
+    made: Where | None
+
+
+def left_behind(run: Run, rank: int, opt: int, steps: Sequence[int]) -> Left | None:
+    """From some step to the end no gradient of the optimizer is new, and the loss reaches none of its parameters but others."""
+    recording = run.ranks[rank]
+    if recording is None or regime.sharded(run):
+        return None
+    looks = [e for e in recording.of("unstepped") if (e["opts"] or {}).get(str(opt)) == 0 and e["num"]]
+    if not looks or not recording.of("unstepped")[-1]["num"]:
+        return None
+    tail, evidence = _nothing_new(recording, steps)
+    late = [e for e in looks if tail < len(steps) and e.step >= recording.row(steps[tail]).step]
+    if evidence < 3 or not late:
+        return None
+    named = [str(p["name"]) for p in late[-1]["params"] if p["name"]]
+    return Left(recording.row(steps[tail]).step, len(steps) - tail, int(late[-1]["num"]), named, where_of(late[-1]["made"]))
+
+
+def _nothing_new(recording: Recording, steps: Sequence[int]) -> tuple[int, int]:
+    """(place in `steps` from which on no gradient is new, how many steps show it): all None, or the same bits for ever."""
+    flags, stuck, evidence = recording.column("flags"), 0, 0
+    for at in range(len(steps) - 1, -1, -1):
+        grad = 0 if flags[steps[at]] & FLAG_ALL_NONE else recording.row(steps[at]).grad
+        if grad and ((stuck and grad != stuck) or (evidence and not stuck)):
+            return at + 1 + bool(stuck), evidence
+        evidence += bool(flags[steps[at]] & FLAG_ALL_NONE) or bool(grad and stuck)
+        stuck = stuck or grad
+    return 0, evidence
 
 
 def rebind_site(run: Run) -> Where | None:

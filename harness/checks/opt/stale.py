@@ -2,7 +2,8 @@
 
 What it does
     Looks for optimizers whose parameters never receive a gradient, or whose parameters no living module owns while a module has a
-    successor of the same shape.
+    successor of the same shape. Also for one that was left behind in mid-run: from some step on none of its gradients is new, while the
+    loss goes over to parameters that no optimizer holds.
 
 Why it is bad
     The optimizer was built before the model was copied, converted or re-wrapped, or a parameter was replaced after it was built:
@@ -36,7 +37,7 @@ class StaleOptimizer(Check):
     code = "OPT101"
     name = "stale-optimizer"
     severity = Severity.ERROR
-    explains = ("OPT113", "SYN101", "SYN126")
+    explains = ("OPT102", "OPT113", "OPT121", "OPT122", "SYN101", "SYN126")
 
     def end(self, run: Run) -> Iterable[Finding]:
         rows = optimizers.by_opt(run)
@@ -58,6 +59,17 @@ class StaleOptimizer(Check):
                         f"{len(event['names'] or ())} parameters, {sum(not o for o in event['owned'] or ())} of them in no living module"
                     ],
                     help="build the optimizer after the model has its final form (copied, moved, wrapped, converted)",
+                )
+                return
+            left = optimizers.left_behind(run, rank, opt, steps)
+            if left is not None:
+                yield self.finding(
+                    f"from step {left.step} on the {event['kind']} optimizer trains nothing: its parameters are no longer those of the "
+                    f"model, whose {left.num} parameters receive the gradients and are in no optimizer",
+                    where=left.made or event.where,
+                    ranks=optimizers.ranks_of(rows, opt),
+                    notes=[f"{left.steps} steps without a new gradient", *([replicas.listed(left.names)] if left.names else [])],
+                    help="build the optimizer again when the model is, and load its state; or load into the model that is there",
                 )
                 return
             lost = optimizers.orphaned(run, rank, opt)

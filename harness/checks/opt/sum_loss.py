@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
 from harness.record import Run, where_of
@@ -45,6 +45,8 @@ class SumLoss(Check):
         lines = {e.where.line for _, e in sums if e.where}
         if not sums or not facts.num_reduce or any(e["reduction"] != "sum" and e.where and e.where.line in lines for _, e in losses):
             return
+        if any(e["joined"] for _, e in sums):
+            raise Inconclusive("the loss joins the ranks by a collective of its own: what it sums over is not the local batch alone")
         if gradients.rescaled(run):
             raise NotApplicable("gradients are rescaled between the backward and the step")
         yield self.finding(

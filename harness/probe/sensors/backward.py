@@ -2,7 +2,8 @@
 hand-written sync.
 
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
-"sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler, made (the statement that made the loss).
+"sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler,
+made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss).
 Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): opt, names {position: name}, own (values before DDP's communication hook,
 where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step.
@@ -12,12 +13,13 @@ Event "autograd_grad": site; torch.autograd.grad was asked for gradients of para
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
-from .. import digests, marks, sites, sources
+from .. import digests, marks, names, roots, sites, sources
 from ..patching import after, quiet, wrap
 from ..state import S, seq
-from . import comm_hooks, ddp, graphs, manual, scales, steps, thrown
+from . import comm_hooks, ddp, graphs, manual, reached, scales, steps, thrown
 
 at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
 at_left: list[Any] = []  # the same after it
@@ -30,39 +32,12 @@ GRADIENT_STEPS = 6
 UNGRADED_STEPS = steps.UNGRADED_STEPS
 
 
-def root_of(loss: Any) -> tuple[list[str], str, bool]:
-    """(names of the last operations, reduction, whether a scalar factor or quotient stands at the root)."""
-    chain: list[str] = []
-    scaled, reduction = False, ""
-    node = loss.grad_fn
-    for _ in range(6):
-        if node is None:
-            break
-        name = type(node).__name__
-        chain.append(name)
-        if name in ("DivBackward0", "MulBackward0"):
-            scaled = True
-        stated = getattr(node, "_saved_reduction", None)
-        if isinstance(stated, int):
-            reduction = {0: "none", 1: "mean", 2: "sum"}.get(stated, "")
-            break
-        if name == "SumBackward0":
-            reduction = "sum"
-            break
-        if name in ("MeanBackward0", "MeanBackward1"):
-            reduction = "mean"
-            break
-        following = [n for n, _ in node.next_functions if n is not None]
-        if not following:
-            break
-        node = following[0]
-    return chain, reduction, scaled
-
-
 def _describe(loss: Any, site: sites.Site) -> None:
     from_scaler = scales.from_scaler(loss)
     base = from_scaler[1]() if from_scaler is not None else loss
-    chain, reduction, scaled = root_of(base if base is not None else loss)
+    chain, reduction, scaled = roots.root_of(base if base is not None else loss)
+    if reduction == "sum" and S.since.num_backward and roots.is_surrogate(loss):
+        reduction = ""
     key = (site[0], site[1])
     text = f"{chain[:3]}{reduction}{scaled}"
     if _seen.get(key) != text and len(_seen) < 200:
@@ -76,6 +51,7 @@ def _describe(loss: Any, site: sites.Site) -> None:
             numel=int(loss.numel()),
             scaler=from_scaler is not None,
             rows=S.batch_rows,
+            joined=reduction == "sum" and (S.since.joined or (S.since.num_coll > 0 and roots.has_function(loss))),
             made=sites.as_json(sources.loss_made_at(site[0], site[1]) or sites.UNKNOWN),
         )
 
@@ -89,12 +65,16 @@ def _check_zeroed() -> None:
         if not marks.of(optimizer).zeroed:
             versions = marks.of(optimizer).versions
             nonzero = False
+            marks.of(optimizer).held = []
             for p in thrown.spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
-                if p.grad.device.type != "cpu":
-                    # its value would wait for the device: what nobody has written to since the last step or backward is as it was
-                    nonzero = nonzero or versions.get(id(p), p.grad._version) == p.grad._version
-                elif digests.plain(p.grad):
-                    nonzero = nonzero or bool(digests.sampled(p.grad).any())
+                # on a device its value would wait for it: what nobody has written to since the last step or backward is as it was
+                if (
+                    versions.get(id(p), p.grad._version) == p.grad._version
+                    if p.grad.device.type != "cpu"
+                    else digests.plain(p.grad) and bool(digests.sampled(p.grad).any())
+                ):
+                    nonzero = True
+                    marks.of(optimizer).held.append((weakref.ref(p), id(p.grad), p.grad._version))
             if not nonzero:
                 marks.of(optimizer).zeroed = True
 
@@ -131,6 +111,8 @@ def _enter(loss: Any, site: sites.Site) -> None:
             m.zeroed = True  # not looked at
     else:
         _look_at_gradients(site)
+    if reached.due():
+        reached.look(loss)
     since.num_backward += 1
     S.backwards += 1
     S.loss, S.loss_site = _value(loss), site
@@ -221,10 +203,18 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
     for m in list(marks.table.values()):
         if (not S.light or m.on_device) and (optimizer := m.optimizer()) is not None:
             _note_versions(optimizer, m)
+            m.added = m.added or _has_added(m)
             if S.steps < GRADIENT_STEPS or comm_hooks.due():
                 _local[id(optimizer)] = _values(optimizer)
             if S.steps < UNGRADED_STEPS and S.ddps:
                 m.graded.update(id(p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
+
+
+def _has_added(m: marks.Mark) -> bool:
+    """Whether this backward added to a gradient that was not zero. One that the script writes itself, from a copy's, no backward touches."""
+    held, m.held = m.held, []
+    grads = [(p.grad, was, version) for ref, was, version in held if (p := ref()) is not None]
+    return any(g is not None and (id(g) != was or g._version != version) for g, was, version in grads)
 
 
 _group_seq: dict[int, int] = {}
@@ -268,8 +258,9 @@ def note_unclipped() -> None:
 
 def _at_light_step(optimizer: Any, witness: Any) -> None:
     m = marks.of(optimizer)
-    S.since.zeroed = m.zeroed or not m.stepped
-    m.zeroed, m.stepped = False, True
+    S.since.zeroed = m.zeroed or not m.stepped or not (S.light or m.added)
+    m.zeroed = m.added = False
+    m.stepped = True
     m.num_steps += 1
     if m.on_device or not S.light:
         _note_versions(optimizer, m)
@@ -366,8 +357,13 @@ def _note_grad(wanted: list[Any], site: sites.Site) -> None:
 
 
 def _after_optimizer(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    marks.of(self)
+    marks.of(self).num_modules = names.num_made[0]
+    reached.look_soon()
     steps.made_at[self] = sites.here(4)
+
+
+def _after_group(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    reached.look_soon()
 
 
 def arm() -> None:
@@ -377,6 +373,7 @@ def arm() -> None:
     wrap(torch.autograd, "backward", _make)
     wrap(torch.autograd, "grad", _grad)
     after(torch.optim.Optimizer, "__init__", _after_optimizer)
+    after(torch.optim.Optimizer, "add_param_group", _after_group)
     after(torch.optim.Optimizer, "zero_grad", _after_zero_grad)
     steps.at_step.append(_at_step)
     steps.at_light_step.append(_at_light_step)

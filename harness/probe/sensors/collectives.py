@@ -17,6 +17,7 @@ from .. import failures, sites
 from ..digests import wide
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
+from . import gathers
 
 OPS = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
@@ -36,6 +37,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     )
     since = S.since
     since.num_coll += 1
+    since.joined = since.joined or getattr(tensor, "grad_fn", None) is not None
     since.coll = mix(since.coll, wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
     if not since.first_sync:
         since.first_sync = time.perf_counter()
@@ -134,6 +136,8 @@ def _make(op: str) -> Any:
             S.recorder.leave()
             S.since.coll_s += time.perf_counter() - began
             S.since.python_seq += max(0, seq() - before)
+            if S.steps < gathers.FIRST_STEPS and op in gathers.OPS:
+                gathers.note(op, args, kwargs, result, site)
             return result
 
         return collective

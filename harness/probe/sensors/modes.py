@@ -13,7 +13,7 @@ from typing import Any
 from .. import names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
-from . import ddp, feeders, forwards, graphs, rng
+from . import ddp, feeders, forwards, graphs, reached, rng
 
 _depth = [0]
 _hook: list[Any] = []
@@ -120,6 +120,7 @@ def _noting(original: Any) -> Any:
         result = original(self, *args, **kwargs)
         try:
             names.note_module(self)
+            reached.note_module()
         except TypeError:
             S.recorder.errors += 1
         return result

@@ -25,6 +25,7 @@ from harness.checks.opt import (
     scheduler,
     stale,
     sum_loss,
+    unstepped,
     zero_grad,
 )
 from harness.checks.registry import all_checks
@@ -90,6 +91,22 @@ def one_cycle(total: int, *, samples: int = 90, exits: tuple[str, ...] = (), ask
     return two_ranks(steps=15, each=lambda r, s: {"sched": s}, extra=lambda r: events, exits=(code, 0))
 
 
+def unstepped_event(s: int, *, num: int = 2, opts: dict[str, int] | None = None, why: str = "sibling", looks: int = 3, **fields: Any) -> Event:
+    """What the probe says of parameters that no optimizer holds."""
+    params = [{"name": n, "numel": 4, "since": 0, "looks": looks, "why": why} for n in ("tok", "pos")[:num]]
+    told = {"opts": {"0": 4} if opts is None else opts, "num": num, "numel": 4 * num, "governed": 40, "made": None, "params": params}
+    return event("unstepped", s=s, **(told | fields))
+
+
+def left_in(where: int | None = 44, *, num: int = 4, opts: int = 0) -> Any:
+    made = {"file": "/home/u/train.py", "line": where, "func": "restore", "text": "self.model = self.build()"} if where else None
+    return lambda rank: [unstepped_event(s, num=num, opts={"0": opts}, made=made) for s in (6, 9)]
+
+
+def nothing_from(step: int) -> Any:
+    return lambda r, s: {"grad": 50 + s, "flags": FLAG_DDP | FLAG_CHANGED} if s < step else {"grad": 0, "flags": FLAG_DDP | FLAG_ALL_NONE}
+
+
 FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "same_gradient": (same_gradient, two_ranks(steps=20, ddp=False, setup_of=lent, each=lambda r, s: {"grad": 7, "loss": 1.0 + s}), 41),
     "closure_local": (closure_local, two_ranks(ddp=False, setup_of=searched,
@@ -97,6 +114,11 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "stale": (stale, two_ranks(each=by_rank(flags=(FLAG_DDP | FLAG_ALL_NONE, FLAG_DDP | FLAG_ALL_NONE))), 22),
     "orphaned": (stale, two_ranks(setup_of=lambda r: [*setup(r)[:3], event("params", line=22, opt=0, kind="SGD", names=NAMES, ddp=[0] * 4,
                                                                             owned=[True, True, True, False])], ungraded=(3,)), None),
+    "left_behind": (stale, two_ranks(each=nothing_from(6), extra=left_in()), 44),
+    "left_behind_uncleared": (stale, two_ranks(each=lambda r, s: {"grad": 50 + min(s, 6), "flags": FLAG_CHANGED}, extra=left_in(None)), 22),
+    "unstepped": (unstepped, two_ranks(extra=lambda r: [unstepped_event(1, looks=1), unstepped_event(8)]), 22),
+    "unstepped_late": (unstepped, two_ranks(extra=lambda r: [unstepped_event(8, why="late", made={"file": "/home/u/train.py", "line": 61,
+                                                                                             "func": "grow", "text": "net.append(block)"})]), 61),
     "zero_grad": (zero_grad, two_ranks(each=by_rank(flags=(FLAG_CHANGED, FLAG_CHANGED))), 22),
     "lr": (lr, two_ranks(each=lambda r, s: {"hyper": 10 + r * (s > 2), "lr": 0.1 - 0.01 * r * (s > 2), "param": 100 + s + r * (s > 2)},
                          extra=lambda r: [event("scheduler", line=45, id=1, s=2)] * r), 45),
@@ -248,3 +270,43 @@ def test_a_schedule_of_an_optimizer_that_rests() -> None:
 @pytest.mark.parametrize("told", [{"beside": (1, 1)}, {"lr": 0.1}, {"own": 3}, {"rests": False}, {"beside": ()}])
 def test_schedules_that_only_rest_for_a_while_or_have_a_successor(told: dict[str, Any]) -> None:
     assert findings(the_check(idle_schedule), scheduled(**told)) == []
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        two_ranks(each=nothing_from(6)),  # frozen: the loss reaches nothing else
+        two_ranks(each=nothing_from(6), extra=lambda r: [*left_in()(r), unstepped_event(11, num=0)]),  # an optimizer was made for them
+        two_ranks(each=lambda r, s: {"grad": 50 + s}, extra=left_in()),  # gradients set by hand, as in meta-learning
+        two_ranks(each=nothing_from(6), extra=left_in(opts=4)),  # the loss reaches them, the script clears the gradients
+    ],
+)
+def test_an_optimizer_that_is_not_left_behind(healthy: Run) -> None:
+    assert findings(the_check(stale), healthy) == []
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [unstepped_event(8, numel=400)],  # a probe on a backbone that was not frozen
+        [unstepped_event(8), unstepped_event(9, num=0)],  # a second optimizer, made later
+        [unstepped_event(8, looks=1)],
+        [unstepped_event(8, why="")],  # a model of its own
+    ],
+)
+def test_parameters_that_are_left_out_on_purpose(told: list[Event]) -> None:
+    assert findings(the_check(unstepped), two_ranks(extra=lambda r: told)) == []
+
+
+def test_a_part_that_is_left_out_as_a_whole_is_advice() -> None:
+    found = findings(the_check(unstepped), two_ranks(extra=lambda r: [unstepped_event(8, why="part")]))
+    assert [f.severity for f in found] == [Severity.ADVICE]
+
+
+def test_a_sum_that_joins_the_ranks_by_a_collective_is_not_judged() -> None:
+    assert findings(the_check(sum_loss), two_ranks(extra=accumulated(1, reduction="sum", joined=True))) == []
+
+
+def test_members_of_a_population_have_their_own_rates() -> None:
+    members = two_ranks(ddp=False, each=by_rank(hyper=(10, 11), lr=(0.1, 0.2), grad=(5, 6), param=(8, 9)))
+    assert findings(the_check(lr), members) == []

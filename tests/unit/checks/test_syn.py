@@ -23,6 +23,7 @@ from harness.checks.syn import (
     extra,
     frozen,
     frozen_differs,
+    gathered,
     init_after_wrap,
     initial,
     moved,
@@ -43,7 +44,7 @@ from harness.checks.syn import (
     unused,
     unused_one,
 )  # fmt: skip
-from harness.model import OutcomeKind
+from harness.model import OutcomeKind, Severity
 from harness.probe.protocol import FLAG_DDP, FLAG_NO_SYNC
 from harness.record import Event, Run
 
@@ -99,6 +100,7 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
         event("loss", line=30, scaled=False, reduction="mean"), coll("all_reduce", 38, 0, numel=4, grad=True)]), 38),
     "init_after_wrap": (init_after_wrap, two_ranks(each=by_rank(param=(6, 66)), setup_of=lambda r: [
         *setup(r)[:4], event("initial", opt=0, each=[1, 2 + r, 3, 4]), event("apply", line=21)], wrong={"param": (1,)}), 21),
+    "gathered": (gathered, two_ranks(extra=lambda r: [event("cut_gather", line=71, op="all_gather", numel=64, product="MmBackward0", own=False)]), 71),
     "alone": (alone, two_ranks(ddp=False, each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r}, wrong={"grad": (0, 1, 2, 3), "param": (0, 1, 2, 3)}), 22),
     "diverge": (diverge, two_ranks(each=lambda r, s: {"grad": 5 + r * (s > 3), "param": 6 + r * (s > 3)}, wrong={"grad": (1,), "param": (1,)}), None),
     "partly": (partly, two_ranks(ddp=False, each=GRADS_DIFFER, wrong={"grad": (0,), "param": (0,)}, extra=lambda r: [coll("all_reduce", 39, 0)]), 39),
@@ -198,3 +200,8 @@ def test_truncated_and_empty_recordings_crash_no_check(kept: int) -> None:
         assert [o.reason for o in outcomes if o.kind is OutcomeKind.CRASHED] == []
     outcomes, _ = judge(run([]))
     assert [o.reason for o in outcomes if o.kind is OutcomeKind.CRASHED] == []
+
+
+def test_constant_negatives_beside_the_own_embeddings_are_advice() -> None:
+    told = two_ranks(extra=lambda r: [event("cut_gather", line=71, op="all_gather", numel=64, product="MmBackward0", own=True)])
+    assert [f.severity for f in findings(the_check(gathered), told)] == [Severity.ADVICE]

@@ -1,0 +1,62 @@
+"""What stands at the root of a loss's graph: the last operations, how it was reduced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def root_of(loss: Any) -> tuple[list[str], str, bool]:
+    """(names of the last operations, reduction, whether a scalar factor or quotient stands at the root)."""
+    chain: list[str] = []
+    scaled, reduction = False, ""
+    node = loss.grad_fn
+    for _ in range(6):
+        if node is None:
+            break
+        name = type(node).__name__
+        chain.append(name)
+        if name.startswith(("DivBackward", "MulBackward")):  # by a tensor, or by a number
+            scaled = True
+        stated = getattr(node, "_saved_reduction", None)
+        if isinstance(stated, int):
+            reduction = {0: "none", 1: "mean", 2: "sum"}.get(stated, "")
+            break
+        if name == "SumBackward0":
+            reduction = "sum"
+            break
+        if name in ("MeanBackward0", "MeanBackward1"):
+            reduction = "mean"
+            break
+        following = [n for n, _ in node.next_functions if n is not None]
+        if not following:
+            break
+        node = following[0]
+    return chain, reduction, scaled
+
+
+def has_function(loss: Any) -> bool:
+    """Whether a function written in Python, as the collectives with a gradient are, stands near the root."""
+    todo, seen = [loss.grad_fn], set[Any]()
+    while todo and len(seen) < 256:
+        node = todo.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(type(node), "_forward_cls"):
+            return True
+        todo.extend(n for n, _ in node.next_functions)
+    return False
+
+
+def is_surrogate(loss: Any) -> bool:
+    """Whether the loss is the sum of a product with a constant of both signs: gradients of an earlier backward that are handed on, as by
+    GradCache."""
+    node = loss.grad_fn
+    while node is not None and type(node).__name__ in ("SumBackward0", "SumBackward1", "ViewBackward0", "ReshapeAliasBackward0"):
+        node = node.next_functions[0][0] if node.next_functions else None
+    for name in ("other", "self") if type(node).__name__ == "MulBackward0" else ("tensor", "self") if type(node).__name__ == "DotBackward0" else ():
+        raw = getattr(node, f"_raw_saved_{name}", None)
+        factor = getattr(node, f"_saved_{name}", None) if raw is not None and getattr(raw, "unpack_hook", raw) is None else None
+        if factor is not None and not factor.requires_grad and factor.is_floating_point() and factor.numel() > 1:
+            return bool((factor > 0).any() and (factor < 0).any())
+    return False
