@@ -50,6 +50,15 @@ class StaleOptimizer(Check):
             if event is None or len(steps) < 2:
                 continue
             if all(flags[i] & FLAG_ALL_NONE for i in steps) and not optimizers.had_gradients(run, rank, opt):
+                if event["sharded"]:
+                    yield self.finding(
+                        f"no shard of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: gradients are never "
+                        "reduced into the shards, or the loss does not use them",
+                        where=optimizers.step_site(run, rank, opt) or event.where,
+                        ranks=optimizers.ranks_of(rows, opt),
+                        help="let the last backward before a step synchronise: `model.set_requires_gradient_sync(True)`",
+                    )
+                    return
                 yield self.finding(
                     f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it "
                     "holds parameters that the loss does not use",

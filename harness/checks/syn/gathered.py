@@ -42,7 +42,7 @@ class GatheredWithoutGradient(Check):
             raise NotApplicable("one process")
         found = [(rank, e) for rank, e in run.events("cut_gather")]
         if not found:
-            return
+            raise NotApplicable("no loss was seen to compare with gathered constants")
         cut = [(rank, e) for rank, e in found if not e["own"]] or found
         event = cut[0][1]
         yield self.finding(

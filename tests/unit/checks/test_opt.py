@@ -112,6 +112,8 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "closure_local": (closure_local, two_ranks(ddp=False, setup_of=searched,
                       each=lambda r, s: {"grad": 0, "loss": 1.0 + r, "param": 100 + s + r * (s > 5)}), 40),
     "stale": (stale, two_ranks(each=by_rank(flags=(FLAG_DDP | FLAG_ALL_NONE, FLAG_DDP | FLAG_ALL_NONE))), 22),
+    "no_gradient_in_shards": (stale, two_ranks(each=by_rank(flags=(FLAG_ALL_NONE, FLAG_ALL_NONE)), setup_of=lambda r: [*setup(r, ddp=False, sharded=True),
+                              event("accumulation", line=59, opt=0, sites=[])]), 59),
     "orphaned": (stale, two_ranks(setup_of=lambda r: [*setup(r)[:3], event("params", line=22, opt=0, kind="SGD", names=NAMES, ddp=[0] * 4,
                                                                             owned=[True, True, True, False])], ungraded=(3,)), None),
     "left_behind": (stale, two_ranks(each=nothing_from(6), extra=left_in()), 44),
