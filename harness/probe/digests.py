@@ -33,6 +33,27 @@ def plain(tensor: Any) -> bool:
     )
 
 
+def sparse(tensor: Any) -> bool:
+    """A COO tensor, as `nn.Embedding(sparse=True)` makes a gradient: it has no memory of its own, its indices and values have."""
+    import torch
+
+    return tensor.layout is torch.sparse_coo and tensor.device.type != "meta" and type(tensor) is torch.Tensor
+
+
+def address(tensor: Any) -> int:
+    """Where its elements lie, those of a sparse tensor too; 0 where it has no memory that could be asked."""
+    try:
+        return int((tensor._values() if tensor.is_sparse else tensor).data_ptr())
+    except RuntimeError:
+        return 0
+
+
+def _of_sparse(tensor: Any) -> int:
+    """Of sampled indices and values, as they lie: two orders of the same rows are two digests."""
+    parts = [t for t in (tensor._indices(), tensor._values()) if plain(t)]
+    return crc32(b"".join(to_bytes(sampled(t)) for t in parts)) or 1
+
+
 def _span(tensor: Any) -> int:
     """Number of storage elements from the first to the last element."""
     return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
@@ -60,7 +81,7 @@ def to_bytes(flat: Any) -> bytes:
 
 
 def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
-    """(digest of all, digest of each as uint32; 0 for a tensor that is None or not plain)."""
+    """(digest of all, digest of each as uint32; 0 for a tensor that is None, or neither plain nor sparse)."""
     import torch
 
     each = [0] * len(tensors)
@@ -69,6 +90,8 @@ def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
         for i, tensor in enumerate(tensors):
             if tensor is not None and plain(tensor):
                 by_dtype.setdefault((tensor.dtype, tensor.device), []).append((i, sampled(tensor)))
+            elif tensor is not None and sparse(tensor):
+                each[i] = _of_sparse(tensor)
         for group in by_dtype.values():
             blob = to_bytes(torch.cat([view for _, view in group]) if len(group) > 1 else group[0][1])
             width = len(blob) // max(1, sum(view.numel() for _, view in group))

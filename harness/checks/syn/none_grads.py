@@ -53,7 +53,7 @@ class NoneGradAsymmetric(Check):
             sizes = {rank: [e["numel"] for e in columns[rank] if e.step == step] for rank in columns}
             short = min(len(v) for v in sizes.values())
             paired = short > 0 and len({tuple(v[:short]) for v in sizes.values()}) == 1
-            if len(set(counts.values())) > 1 and (failed or not paired):
+            if len(set(counts.values())) > 1 and (failed or not paired) and not _meet(run, step):
                 fewest = min(counts, key=lambda r: counts[r])
                 yield self.finding(
                     f"rank {fewest} synchronises {counts[fewest]} gradients at step {step}, the others up to {max(counts.values())}",
@@ -63,3 +63,9 @@ class NoneGradAsymmetric(Check):
                     help="give every parameter a gradient before the loop: `if p.grad is None: p.grad = torch.zeros_like(p)`",
                 )
                 return
+
+
+def _meet(run: Run, step: int) -> bool:
+    """Whether the ranks' collectives of a step fit each other one by one: none was skipped, whatever each rank's tensor is."""
+    columns = [[(e["op"], e["numel"], e["dtype"]) for e in r.of("coll") if e.step == step and e["world"] is not False] for r in run.present]
+    return all(c == columns[0] for c in columns)

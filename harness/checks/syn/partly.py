@@ -44,6 +44,7 @@ class PartlySynced(Check):
             if parting.steps < 2 or not parting.num_param:
                 continue
             synced, left = gradients.partly(run, opt)
+            left = left or _unsampled(run, facts.of(opt))
             left = left if replicas.starts_equal(run, opt) else []  # parameters that were made equal are meant to stay so
             agree = gradients.agreeing(run, opt) if parting.grad_names and parting.equal_grad_names else set()
             wrong = (
@@ -61,6 +62,12 @@ class PartlySynced(Check):
                 help="synchronise the gradient of every trained parameter",
             )
             return
+
+
+def _unsampled(run: Run, parting: replicas.Parting) -> list[str]:
+    """Of an optimizer whose gradients are only hashed, as sparse ones are: those that differ, where none of them ever agrees."""
+    never = parting.num_grad == parting.steps and not parting.equal_grad_names
+    return list(parting.grad_names) if never and not any(e["local"] for e in run.present[0].of("gradients") if e["opt"] == parting.opt) else []
 
 
 def _sync_at(run: Run) -> Where | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-from .. import failures, sites
-from ..digests import wide
+from .. import digests, failures, sites
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers
@@ -38,7 +38,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     since = S.since
     since.num_coll += 1
     since.joined = since.joined or getattr(tensor, "grad_fn", None) is not None
-    since.coll = mix(since.coll, wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
+    since.coll = mix(since.coll, digests.wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
     if not since.first_sync:
         since.first_sync = time.perf_counter()
     S.recorder.event(
@@ -70,21 +70,25 @@ def _group_of(args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _is_gradient(tensor: Any) -> bool:
-    """Whether the tensor is a parameter's gradient; the gradients' addresses are read once a step."""
+    """Whether the tensor is a parameter's gradient. The gradients' addresses are read once a step; one that is met is looked at again, for
+    the gradient may be gone by now and its memory be another tensor's."""
     if tensor is None or tensor.device.type == "meta":
         return False
     from .. import marks
 
     key = (S.steps, S.backwards)
-    if _addresses[0] != key:
-        _addresses[:] = [
-            key,
-            {p.grad.data_ptr() for o in marks.optimizers() for g in o.param_groups for p in g["params"] if p.grad is not None},
-        ]
-    return bool(tensor.data_ptr() in _addresses[1])
+    if _read_at[0] != key:
+        _read_at[0] = key
+        _addresses.clear()
+        for p in (p for o in marks.optimizers() for g in o.param_groups for p in g["params"] if p.grad is not None):
+            _addresses[digests.address(p.grad)] = weakref.ref(p)
+    at = digests.address(tensor)
+    known = _addresses.get(at) if at else None
+    return known is not None and (p := known()) is not None and p.grad is not None and digests.address(p.grad) == at
 
 
-_addresses: list[Any] = [None, set()]
+_read_at: list[Any] = [None]
+_addresses: dict[int, weakref.ref[Any]] = {}
 MAX_NAMED = 400  # calls whose tensor is looked up among the caller's variables
 
 

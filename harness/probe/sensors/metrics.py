@@ -75,9 +75,9 @@ def _sums(tensor: Any) -> Any:
 
 
 def _is_gradient(tensor: Any) -> bool:
-    at = tensor.data_ptr()
+    at = digests.address(tensor)
     return any(
-        p.grad is not None and p.grad.data_ptr() == at for o in marks.optimizers() for g in o.param_groups for p in g["params"]
+        p.grad is not None and digests.address(p.grad) == at for o in marks.optimizers() for g in o.param_groups for p in g["params"]
     )
 
 

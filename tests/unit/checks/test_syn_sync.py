@@ -1,0 +1,67 @@
+"""SYN: what a hand-written sync leaves out, and who trains alone on purpose."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from builder import event, findings, recording, row, run
+from replica_runs import setup, two_ranks
+
+from harness.checks.base import Check
+from harness.checks.registry import all_checks
+from harness.probe import protocol
+from harness.record import Event, Run
+
+CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
+
+
+def coll(op: str, line: int | None, *, s: int = 1, numel: int = 1, **fields: Any) -> Event:
+    told = {"op": op, "numel": numel, "dtype": "float32", "n": 0, "grad": False, "world": True, "names": []}
+    return event("coll", line=line, s=s, **(told | fields))
+
+
+def sparse_tables(*, synced: bool = True, differ: bool = True, local: bool = False) -> Run:
+    """A dense optimizer that is synchronised, and one of sparse embeddings, at every other step, whose gradients are hashed and never sampled."""
+    recordings = []
+    for rank in (0, 1):
+        told = {"numels": [4, 16, 4, 16], "ddp": [-1] * 4, "owned": [True] * 4, "requires_grad": [True] * 4}
+        events = [*setup(rank, ddp=False), event("params", opt=1, kind="SparseAdam", names=["item", "user", "a", "b"], **told), event("initial", opt=1, each=[1, 2, 3, 4])]
+        events += [event("gradients", s=s, opt=0, names={"0": "0.bias"}, local={"0": [1.0 + rank]}, at_step={"0": [1.5 if synced else 1.0 + rank]}) for s in (0, 2)]
+        events += [event("gradients", s=s, opt=1, names={"0": "item"} if local else {}, local={"0": [1.0]} if local else {}, at_step={}) for s in (1, 3)]
+        events += [coll("all_reduce", 51, s=s, numel=16, grad=True) for s in range(0, 8, 2)]
+        apart = rank if differ else 0
+        rows = [row(s, opt=s % 2, grad=9 + s + 100 * apart * (s % 2), param=9 + s + 100 * apart * (s % 2), num_backward=1) for s in range(8)]
+        made = recording(events, rows, rank=rank, world_size=2)
+        blob = b""
+        for s in range(8):
+            value = 10 + s + 100 * apart * (s % 2)
+            blob += protocol.DETAIL.pack(s, s % 2, 4) + struct.pack("<8I", *[value] * 8)
+        made.params = blob
+        recordings.append(made)
+    return run(recordings)
+
+
+@pytest.mark.parametrize(("told", "fires"), [
+    ({}, True),
+    ({"differ": False}, False),
+    ({"synced": False}, False),  # nothing is synchronised: another finding
+    ({"local": True}, False),  # sampled: the samples tell
+])  # fmt: skip
+def test_gradients_that_are_only_hashed_are_left_out_of_a_sync(told: dict[str, bool], fires: bool) -> None:
+    found = findings(CHECKS["SYN128"], sparse_tables(**told))
+    assert len(found) == fires
+    if fires:
+        assert "item" in found[0].message and found[0].where is not None and found[0].where.line == 51
+
+
+def counted(sizes: tuple[list[tuple[int, bool]], list[tuple[int, bool]]], **ending: Any) -> Run:
+    """(numel, is a gradient) of each rank's reductions at step 1."""
+    return two_ranks(ddp=False, extra=lambda r: [coll("all_reduce", 43, s=1, numel=n, grad=g) for n, g in sizes[r]], **ending)
+
+
+def test_a_reduction_is_a_skipped_gradient_only_where_the_ranks_collectives_do_not_fit() -> None:
+    metric = ([(1, False), (1, True), (80, True)], [(1, False), (1, False), (80, True)])  # one rank's counter lies where a gradient lay
+    assert findings(CHECKS["SYN118"], counted(metric)) == []
+    assert len(findings(CHECKS["SYN118"], counted(([(16, True), (80, True)], [(80, True)])))) == 1
