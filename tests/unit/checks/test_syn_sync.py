@@ -65,3 +65,39 @@ def test_a_reduction_is_a_skipped_gradient_only_where_the_ranks_collectives_do_n
     metric = ([(1, False), (1, True), (80, True)], [(1, False), (1, False), (80, True)])  # one rank's counter lies where a gradient lay
     assert findings(CHECKS["SYN118"], counted(metric)) == []
     assert len(findings(CHECKS["SYN118"], counted(([(16, True), (80, True)], [(80, True)])))) == 1
+
+
+def local_sgd(*, steps: int = 48, start: int = 12, period: int | None = 4, warmup: int = 12, average: str = "", hook: bool = True, **ending: Any) -> Run:
+    """Parameters differ from `start` on; the averager's own calls, a reduction of every parameter, or none."""
+    def extra(r: int) -> list[Event]:
+        told = [event("comm_hook", line=32, name="post_localSGD_hook", start=start)] if hook else []
+        told += [coll("all_reduce", 70, s=s, numel=40, hook=True, world=False) for s in range(steps)]
+        told += [coll("all_reduce", 75, s=s, numel=2) for s in range(12, steps, 12)]
+        if period:
+            told += [event("model_averager", line=33), event("averager_called", line=37, s=1, period=period, warmup=warmup)]
+        if average == "flat":
+            told += [coll("all_reduce", 37, s=s, numel=40) for s in range(start + 1, steps, period or 4)]
+        if average == "each":
+            told += [coll("all_reduce", 60, s=steps, numel=n, world=False) for n in (4, 16, 4, 16)]
+        return told
+
+    return two_ranks(steps=steps, extra=extra, each=lambda r, s: {"param": 100 + s + 1000 * r * (s >= start), "grad": 5 + r * (s >= start)}, **ending)
+
+
+@pytest.mark.parametrize(("told", "line"), [
+    ({"warmup": 100}, 33),  # the warm-up lies behind the end
+    ({"warmup": 100, "hook": False}, 33),
+    ({}, 37),  # called, and averages nothing: a group of one, parameters of another model
+    ({"period": None}, 32),  # the hook alone: nobody averages
+    ({"average": "flat"}, None),
+    ({"average": "flat", "warmup": 100}, None),  # somebody else does it
+    ({"average": "each"}, None),  # once, at the end
+    ({"period": 40}, None),  # not due yet
+    ({"start": 48}, None),  # never parted: a trial shorter than the warm-up
+    ({"start": 40, "period": None}, None),  # a few local steps
+    ({"period": None, "exits": (0, 1)}, None),
+    ({"period": None, "hook": False}, None),  # no local SGD
+])  # fmt: skip
+def test_local_sgd_that_never_averages(told: dict[str, Any], line: int | None) -> None:
+    found = findings(CHECKS["SYN134"], local_sgd(**told))
+    assert [f.where.line for f in found if f.where] == ([line] if line else [])
