@@ -15,18 +15,25 @@ Right
     model = DDP(Net())
 
 Known limits
-    Ranks that do different work by design (no shared data, no process group) are not judged. Where every rank seeded torch with a
-    value of its own, started from other parameters and has no distributed sampler, they may be the members of an ensemble: advice.
+    Ranks that do different work by design (no shared data, no process group) are not judged. Advice where no sampler shares the data out
+    and every rank seeded torch with a value of its own and started from other parameters (an ensemble, parallel chains), has other
+    hyper-parameters from its first step on (a search by rank), or draws the same batches as all others (the models differ, not the data).
+    The folds of a cross-validation that are dealt by rank look like a forgotten wrap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import pairing, replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.probe import protocol
+from harness.record import Run, Step
+
+LOOKED_AT = 64  # steps
+BATCH = protocol.DIGEST_SLICE["batch"]
 
 
 class ReplicasTrainAlone(Check):
@@ -52,17 +59,38 @@ class ReplicasTrainAlone(Check):
                     f"{run.world_size} ranks train {run.world_size} separate models: no gradient or parameter is ever synchronised",
                     where=(event.where if event else None) or facts.grad_site(opt),
                     ranks=run.rank_ids,
-                    severity=Severity.ADVICE if _members(run, opt) else None,
+                    severity=Severity.ADVICE if _on_purpose(run, opt) else None,
                     notes=[f"gradients and parameters differ at all of {parting.steps} steps"],
                     help="wrap the model: `model = DistributedDataParallel(model)`",
                 )
                 return
 
 
-def _members(run: Run, opt: int) -> bool:
-    """Whether the ranks look like an ensemble: other seeds and other initial parameters on every rank, and no data shared out by a sampler."""
-    starts = replicas.initial(run, opt)
-    seeds = [tuple(e["value"] for e in r.of("seed") if e["what"] == "torch" and e.step == 0) for r in run.present]
+def _on_purpose(run: Run, opt: int) -> bool:
+    """Whether the ranks look like members of an ensemble or points of a search: no data shared out by a sampler, and what makes them differ is
+    their seeds, their hyper-parameters, or their models while all draw the same batches."""
     if any(isinstance(e["distributed"], dict) for _, e in run.events("loader")):
         return False
+    return _own_seeds(run, opt) or _own_hyper(run, opt) or _same_batches(run, opt)
+
+
+def _own_seeds(run: Run, opt: int) -> bool:
+    starts = replicas.initial(run, opt)
+    seeds = [tuple(e["value"] for e in r.of("seed") if e["what"] == "torch" and e.step == 0) for r in run.present]
     return 1 < len(run.present) == len(set(starts)) == len(set(seeds))
+
+
+def _own_hyper(run: Run, opt: int) -> bool:
+    steps = _steps_of(run, opt)
+    return bool(steps) and not any(s.same("hyper") for s in steps)
+
+
+def _same_batches(run: Run, opt: int) -> bool:
+    """Of loaders, at every step; a digest is 0 where nothing was seen of them."""
+    steps = _steps_of(run, opt)
+    return bool(steps) and all(s.same("batch") and all(any(raw[BATCH]) for raw in s.raw if raw is not None) for s in steps)
+
+
+def _steps_of(run: Run, opt: int) -> list[Step]:
+    """The first steps of an optimizer that all ranks took."""
+    return [s for s in islice(run.steps(), LOOKED_AT) if s.complete and set(s.number("opt")) == {opt}]

@@ -11,6 +11,7 @@ from replica_runs import setup, two_ranks
 
 from harness.checks.base import Check
 from harness.checks.registry import all_checks
+from harness.model import Severity
 from harness.probe import protocol
 from harness.record import Event, Run
 
@@ -101,3 +102,26 @@ def local_sgd(*, steps: int = 48, start: int = 12, period: int | None = 4, warmu
 def test_local_sgd_that_never_averages(told: dict[str, Any], line: int | None) -> None:
     found = findings(CHECKS["SYN134"], local_sgd(**told))
     assert [f.where.line for f in found if f.where] == ([line] if line else [])
+
+
+SAMPLER = event("loader", distributed={"num_replicas": 2, "rank": 0})
+
+
+@pytest.mark.parametrize(("differ", "loaders", "severity"), [
+    ({"hyper": (7, 8), "batch": (3, 4)}, [], Severity.ADVICE),  # a search: a learning rate a rank
+    ({"batch": (3, 3)}, [], Severity.ADVICE),  # a search: another dropout, the same data
+    ({"batch": (3, 4)}, [], Severity.ERROR),  # shares that the script cut itself
+    ({"batch": (0, 0)}, [], Severity.ERROR),  # tensors in memory: nobody knows
+    ({"hyper": (7, 8)}, [SAMPLER], Severity.ERROR),
+    ({"batch": (3, 3)}, [SAMPLER], Severity.ERROR),
+])  # fmt: skip
+def test_a_search_by_rank_is_told_from_a_forgotten_wrap(differ: dict[str, tuple[int, int]], loaders: list[Event], severity: Severity) -> None:
+    apart = two_ranks(
+        ddp=False, extra=lambda r: loaders, each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r, **{k: v[r] for k, v in differ.items()}}
+    )
+    assert [f.severity for f in findings(CHECKS["SYN126"], apart)] == [severity]
+
+
+def test_a_rate_that_parts_later_is_no_search() -> None:
+    late = two_ranks(ddp=False, each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r, "hyper": 1 + r * (s > 4), "batch": 3 + r})
+    assert [f.severity for f in findings(CHECKS["SYN126"], late)] == [Severity.ERROR]
