@@ -50,6 +50,7 @@ class Table:
         self.blobs, self.num, self._column = blobs, num, column
         self._by_step: dict[str, array[Any]] = {}  # one step's numbers of all ranks after the other's
         self._same: dict[str, bytes | None] = {}
+        self._first: dict[str, tuple[bytes, bytes]] = {}
 
     def number(self, name: str, index: int) -> list[Any]:
         num_ranks, table = len(self.blobs), self._by_step.get(name)
@@ -65,6 +66,12 @@ class Table:
             self._same[name] = self._compare(name)
         flags = self._same[name]
         return flags is None or bool(flags[index])
+
+    def taken(self, name: str, index: int) -> bool:
+        """Whether the first rank took this digest at a step: all ranks take it at the same steps."""
+        if name not in self._first:
+            self._first[name] = digest(self.blobs[0], name) if self.blobs else (b"", b"")
+        return any(any(half[4 * index : 4 * index + 4]) for half in self._first[name])
 
     def _compare(self, name: str) -> bytes | None:
         """A flag a step; None: equal on all ranks at every step."""

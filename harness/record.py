@@ -233,6 +233,11 @@ class Step:
                 return False
         return True
 
+    def taken(self, digest: str) -> bool:
+        """Whether a digest was taken at this step: those of parameters are at the first steps and now and then after them."""
+        part = protocol.DIGEST_SLICE[digest]
+        return any(next((raw[part] for raw in self.raw if raw is not None), b""))
+
     @property
     def complete(self) -> bool:
         return all(raw is not None for raw in self.raw)
@@ -270,6 +275,9 @@ class AlignedStep(Step):
 
     def same(self, digest: str) -> bool:
         return self._table.same(digest, self._at)
+
+    def taken(self, digest: str) -> bool:
+        return self._table.taken(digest, self._at)
 
     def number(self, name: str) -> list[Any]:
         return self._table.number(name, self._at)

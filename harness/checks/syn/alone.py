@@ -23,17 +23,17 @@ Known limits
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import pairing, replicas
 from harness.model import Finding, Severity
-from harness.probe import protocol
 from harness.record import Run, Step
 
 LOOKED_AT = 64  # steps
-BATCH = protocol.DIGEST_SLICE["batch"]
+AVERAGING = {"all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "reduce_scatter", "reduce_scatter_tensor"}
 
 
 class ReplicasTrainAlone(Check):
@@ -54,7 +54,8 @@ class ReplicasTrainAlone(Check):
             event = facts.params_event(opt)
             numel = sum(event["numels"] or ()) if event else 0
             alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == 65_535)
-            if numel and alone and parting.steps >= 2 and facts.hand_synced_numel < numel * max(1, parting.steps // 50 + 1):
+            little = facts.hand_synced_numel < numel * max(1, parting.steps // 50 + 1) and not _round(run, numel)
+            if numel and alone and parting.steps >= 2 and little:
                 yield self.finding(
                     f"{run.world_size} ranks train {run.world_size} separate models: no gradient or parameter is ever synchronised",
                     where=(event.where if event else None) or facts.grad_site(opt),
@@ -64,6 +65,15 @@ class ReplicasTrainAlone(Check):
                     help="wrap the model: `model = DistributedDataParallel(model)`",
                 )
                 return
+
+
+def _round(run: Run, numel: int) -> bool:
+    """Whether as much as the model was reduced or broadcast between two steps: rounds of local steps may be longer than what is hashed."""
+    moved: Counter[int] = Counter()
+    for e in run.present[0].of("coll"):
+        if e["op"] in AVERAGING and isinstance(e["numel"], int) and 1 <= e.step < run.num_steps:
+            moved[e.step] += e["numel"]
+    return max(moved.values(), default=0) >= numel
 
 
 def _on_purpose(run: Run, opt: int) -> bool:
@@ -88,7 +98,7 @@ def _own_hyper(run: Run, opt: int) -> bool:
 def _same_batches(run: Run, opt: int) -> bool:
     """Of loaders, at every step; a digest is 0 where nothing was seen of them."""
     steps = _steps_of(run, opt)
-    return bool(steps) and all(s.same("batch") and all(any(raw[BATCH]) for raw in s.raw if raw is not None) for s in steps)
+    return bool(steps) and all(s.same("batch") and s.taken("batch") for s in steps)
 
 
 def _steps_of(run: Run, opt: int) -> list[Step]:

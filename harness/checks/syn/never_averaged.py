@@ -27,7 +27,6 @@ from collections.abc import Iterable
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.syn import pairing, replicas
 from harness.model import Finding, Severity
-from harness.probe import protocol
 from harness.record import Event, Run
 
 MIN_LOCAL_STEPS = 16  # of a run whose averager is never called: a shorter one may be a trial
@@ -90,9 +89,7 @@ def _parted(run: Run) -> tuple[int, int]:
 
 def _differ_at_the_end(run: Run) -> bool:
     """At the last step whose parameters were hashed."""
-    part = protocol.DIGEST_SLICE["param"]
-    hashed = (s for s in reversed(list(run.steps())) if s.complete and all(any(raw[part]) for raw in s.raw if raw is not None))
-    last = next(hashed, None)
+    last = next((s for s in reversed(list(run.steps())) if s.complete and s.taken("param")), None)
     return last is not None and not last.same("param")
 
 

@@ -46,7 +46,7 @@ class SyncHasNoEffect(Check):
             carrying = replicas.carrying(run, numels)
             if not carrying or parting.steps < 2 or parting.num_grad < parting.steps or parting.num_param < parting.steps:
                 continue
-            if len(_during(run, opt, {e.step for e in carrying})) < 0.5 * parting.steps:
+            if not _at_most_steps(run, opt, {e.step for e in carrying}):
                 continue  # averaged now and then, or once at the end
             if not replicas.starts_equal(run, opt) or replicas.agreements(run, opt) or gradients.ever_agree(run):
                 continue
@@ -86,8 +86,8 @@ def _agreeing_ranks(parting: replicas.Parting) -> list[list[int]]:
     return list(together.values())
 
 
-def _during(run: Run, opt: int, steps: set[int]) -> set[int]:
-    """Those of `steps` between the first and the last step of an optimizer: a round of local steps has its own, and is averaged behind it."""
+def _at_most_steps(run: Run, opt: int, steps: set[int]) -> bool:
+    """Whether `steps` are at least half of an optimizer's, from its first to its last: a round of local steps is averaged behind it."""
     rows = run.present[0]
     own = [s for s, o in zip(rows.column("step"), rows.column("opt"), strict=True) if o == opt]
-    return {s for s in steps if own and own[0] <= s <= own[-1]}
+    return bool(own) and 2 * sum(own[0] <= s <= own[-1] for s in steps) >= len(own)

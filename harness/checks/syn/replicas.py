@@ -26,7 +26,7 @@ class Parting:
     """What of one optimizer differed between ranks, first time each."""
 
     opt: int
-    steps: int = 0  # aligned steps seen
+    steps: int = 0  # aligned steps whose parameters were hashed
     grad_step: int | None = None  # first step whose gradients differ
     param_step: int | None = None
     hyper_step: int | None = None
@@ -117,11 +117,13 @@ def _look(facts: Replicas, step: Step) -> None:
         facts.same_opts = False
         return
     parting = facts.of(opts.pop())
-    parting.steps += 1
     flags = step.number("flags")[0]
     if flags & protocol.FLAG_DDP:
         facts.num_ddp_steps += 1
         facts.num_reduce += any(step.number("num_reduce"))
+    if not step.taken("param"):
+        return  # nothing was hashed here: neither equal nor different
+    parting.steps += 1
     if not step.same("grad"):
         parting.num_grad += 1
         if parting.grad_step is None:

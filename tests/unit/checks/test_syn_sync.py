@@ -125,3 +125,20 @@ def test_a_search_by_rank_is_told_from_a_forgotten_wrap(differ: dict[str, tuple[
 def test_a_rate_that_parts_later_is_no_search() -> None:
     late = two_ranks(ddp=False, each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r, "hyper": 1 + r * (s > 4), "batch": 3 + r})
     assert [f.severity for f in findings(CHECKS["SYN126"], late)] == [Severity.ERROR]
+
+
+@pytest.mark.parametrize("hashed", [12, 4])
+def test_steps_that_were_not_hashed_neither_agree_nor_differ(hashed: int) -> None:
+    """Device tensors are read at the first 16 steps and every 16th after, all others at the first 256."""
+    apart = two_ranks(ddp=False, each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r + 1, "batch": 3 + r} if s < hashed else {"grad": 0, "param": 0, "full": 0})
+    (found,) = findings(CHECKS["SYN126"], apart)
+    assert f"all of {hashed} steps" in found.notes[0]
+
+
+def test_rounds_that_are_longer_than_what_is_hashed_are_averaged_all_the_same() -> None:
+    def trained(at: int) -> Run:
+        unhashed = {"grad": 0, "param": 0, "full": 0}
+        return two_ranks(ddp=False, steps=30, extra=lambda r: [coll("all_reduce", 41, s=at, numel=40)],
+                         each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r + 1, "batch": 3 + r} if s < 8 else unhashed)  # fmt: skip
+
+    assert findings(CHECKS["SYN126"], trained(20)) == findings(CHECKS["SYN130"], trained(20)) == []
