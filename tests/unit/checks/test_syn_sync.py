@@ -142,3 +142,31 @@ def test_rounds_that_are_longer_than_what_is_hashed_are_averaged_all_the_same() 
                          each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r + 1, "batch": 3 + r} if s < 8 else unhashed)  # fmt: skip
 
     assert findings(CHECKS["SYN126"], trained(20)) == findings(CHECKS["SYN130"], trained(20)) == []
+
+
+def shared_out(*calls: tuple[str, int], grad: int = 1, seq: int = 1, world: bool = True, params: int = 0) -> Run:
+    """Gradients differ and parameters agree; each step broadcasts the weights and issues `calls`, `seq` times as many as are told."""
+    def extra(r: int) -> list[Event]:
+        return [coll(op, 60, s=s, numel=n, world=world) for s in range(12) for op, n in (("broadcast", 40), *calls)]
+
+    num = 1 + len(calls)
+    return two_ranks(ddp=False, extra=extra, each=lambda r, s: {"grad": 5 + grad * r, "param": 100 + s + params * r, "num_coll": num, "seq": seq * num * s + num})
+
+
+@pytest.mark.parametrize(("told", "fires"), [
+    (shared_out(), True),
+    (shared_out(("all_reduce", 3)), True),  # losses
+    (shared_out(grad=0), False),  # averaged before the step
+    (shared_out(params=1), False),  # the weights differ: another finding
+    (shared_out(("reduce_scatter_tensor", 40)), False),  # by hand: each owner has its share of the sum
+    (shared_out(("reduce", 40)), False),
+    (shared_out(("all_gather", 40)), False),
+    (shared_out(("gather", 40)), False),  # one rank adds up, steps, and sends the weights
+    (shared_out(("gather_object", -1)), False),
+    (shared_out(("isend", 40)), False),
+    (shared_out(world=False), False),
+    (shared_out(seq=2), False),  # collectives that the probe does not see
+])  # fmt: skip
+def test_a_sharded_update_without_a_gradient_average(told: Run, fires: bool) -> None:
+    found = findings(CHECKS["SYN135"], told)
+    assert [f.where.line for f in found if f.where] == [22] * fires
