@@ -1,11 +1,11 @@
 """Hashes of tensors on their integer view: position counts, equal bits give equal hashes, nothing of the tensor is kept or changed.
 
-A CPU tensor is read through numpy where it lies; a device tensor is copied once for all its samples, at few steps (steps.DEVICE_EVERY).
+A CPU tensor is read where it lies; a device tensor is copied once for all its samples, at few steps (steps.DEVICE_EVERY).
 """
 
 from __future__ import annotations
 
-import sys
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
@@ -67,7 +67,7 @@ def sampled(tensor: Any, num: int = NUM_SAMPLES) -> Any:
 
 
 def to_bytes(flat: Any) -> bytes:
-    """The bits of a flat tensor."""
+    """The bits of a flat tensor. Never through numpy: that marks the storage as one that cannot be resized, and FSDP resizes its parameters'."""
     import torch
 
     if flat.device.type != "cpu":
@@ -75,9 +75,7 @@ def to_bytes(flat: Any) -> bytes:
     flat = flat.contiguous()
     if flat.dtype is torch.bool:
         flat = flat.to(torch.uint8)
-    size = flat.element_size()
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    return bytes(flat.view(kind).numpy().data) if "numpy" in sys.modules else repr(flat.view(kind).tolist()).encode()
+    return ctypes.string_at(flat.data_ptr(), flat.numel() * flat.element_size())
 
 
 def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
