@@ -39,6 +39,7 @@ class Host(Protocol):
     def look(self) -> None: ...
     def lives(self, stem: str) -> bool: ...
     def cpu_s(self, stem: str) -> float: ...
+    def below_cpu_s(self, stem: str) -> float: ...
     def holds_gpu(self, stem: str) -> bool: ...
 
 
@@ -54,6 +55,10 @@ class ThisHost:
 
     def cpu_s(self, stem: str) -> float:
         return processes.cpu_s(identity[0]) if (identity := parse_stem(stem)) else 0.0
+
+    def below_cpu_s(self, stem: str) -> float:
+        """Of the processes below it: one that imports torch has no page of its own yet."""
+        return sum(processes.cpu_s(child.pid) for child in processes.tree(identity[0])) if (identity := parse_stem(stem)) else 0.0
 
     def holds_gpu(self, stem: str) -> bool:
         return processes.holds_gpu(identity[0]) if (identity := parse_stem(stem)) else False

@@ -75,7 +75,7 @@ class Watch:
         state = {page.stem: (page.alive, page.status.progress, page.status.since_ns, page.status.phase, page.status.op) for page in pages}
         if state != self._state:
             self._state, self._moved_at = state, now
-            self._cpu_s = {page.stem: self._pages.host.cpu_s(page.stem) for page in pages if page.alive}
+            self._cpu_s = {page.stem: self._used_s(page) for page in pages if page.alive}
         silent_s = now - self._moved_at
         limit_s = self._limit_s(pages, silent_s)
         moments = tuple(_moment(page) for page in pages)
@@ -129,8 +129,13 @@ class Watch:
         """Uses the CPU. A call that waits for a GPU spins there too: that is no work, but computing outside such a call is."""
         if page.status.op in PURE_WAITS:
             return False
-        used_s = self._pages.host.cpu_s(page.stem) - self._cpu_s.get(page.stem, 0.0)
+        used_s = self._used_s(page) - self._cpu_s.get(page.stem, 0.0)
         return used_s > BUSY_SHARE * silent_s and (not page.status.op or not self._pages.host.holds_gpu(page.stem))
+
+    def _used_s(self, page: Page) -> float:
+        """CPU so far. One that joins its children works through them."""
+        below_s = self._pages.host.below_cpu_s(page.stem) if page.status.op == "join" else 0.0
+        return self._pages.host.cpu_s(page.stem) + below_s
 
     def _only_waits_for_children(self, page: Page, pages: Sequence[Page]) -> bool:
         """The parent of mp.spawn: it computes nothing while its children, recorded themselves, live."""

@@ -42,6 +42,10 @@ class Pulses:
         value = _table(self._pages.get(node)).get(identity, 0.0)
         return float(value) if isinstance(value, (int, float)) else 0.0
 
+    def below_cpu_s(self, stem: str) -> float:
+        """Not told: a node's page lists processes without their parents."""
+        return 0.0
+
     def holds_gpu(self, stem: str) -> bool:
         node, _, identity = stem.partition("-")
         gpu = self._pages.get(node, {}).get("gpu")

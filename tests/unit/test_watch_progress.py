@@ -14,6 +14,7 @@ from harness.model import Plan, Scenario
 from harness.probe import protocol
 from harness.watch import pages, processes, progress
 from harness.watch.pages import Pages
+from harness.watch.processes import ProcessInfo
 from harness.watch.progress import Watch
 from harness.watch.view import describe
 
@@ -115,6 +116,17 @@ def test_only_use_of_the_cpu_stretches_the_users_limit(make: Make, busy: bool, l
         ranks.busy.add(101)
     ranks.write(0, "all_reduce", 9)
     ranks.write(1, "", 9)
+    assert ranks.hung_after() == limit_s
+
+
+@pytest.mark.parametrize(("busy", "limit_s"), [(False, 20.0), (True, 180.0)])
+def test_a_parent_works_through_the_children_that_it_joins(make: Make, monkeypatch: pytest.MonkeyPatch, busy: bool, limit_s: float) -> None:
+    """Spawned workers that import torch have no page of their own yet."""
+    monkeypatch.setattr(processes, "tree", lambda root: (ProcessInfo(500, root, "python", "R", 0, ""),))
+    ranks = make(nproc=1)
+    if busy:
+        ranks.busy.add(500)
+    ranks.write(0, "join", 0)
     assert ranks.hung_after() == limit_s
 
 
