@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from harness.model import Finding, Severity, Where
-from harness.record import Run, Step
+from harness.record import Run
+from harness.steps import Step
 
 
 class NotApplicable(Exception):

@@ -11,7 +11,8 @@ from harness import columns
 from harness.checks.prf import pace
 from harness.model import Plan, Scenario
 from harness.probe import protocol
-from harness.record import AlignedStep, Recording, Run, parse_events
+from harness.record import Recording, Run, parse_events
+from harness.steps import AlignedStep
 
 VALUES = {"I": 4_000_000_000, "H": 65_535, "Q": (1 << 64) - 3, "q": -5, "i": -7, "d": math.pi, "f": 0.25}
 

@@ -29,7 +29,8 @@ from collections.abc import Iterable, Sequence
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.opt import losses
 from harness.model import Finding, Severity
-from harness.record import Run, Step
+from harness.record import Run
+from harness.steps import Step
 
 MIN_STEPS = 20
 MIN_FALL = 0.01

@@ -28,7 +28,8 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import losses
 from harness.model import Finding, Severity
 from harness.probe import protocol
-from harness.record import Run, Step
+from harness.record import Run
+from harness.steps import Step
 
 
 class LossNotFinite(Check):

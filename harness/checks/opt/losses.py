@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.model import Where
-from harness.record import Recording, Run, Step
+from harness.record import Recording, Run
+from harness.steps import Step
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from itertools import islice
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import pairing, replicas
 from harness.model import Finding, Severity
-from harness.record import Run, Step
+from harness.record import Run
+from harness.steps import Step
 
 LOOKED_AT = 64  # steps
 AVERAGING = {"all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "reduce_scatter", "reduce_scatter_tensor"}

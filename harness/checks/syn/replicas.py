@@ -15,7 +15,8 @@ from harness.checks.base import NotApplicable
 from harness.model import Where
 from harness.probe import protocol
 from harness.probe.protocol import Row
-from harness.record import Event, Recording, Run, Step, where_of
+from harness.record import Event, Recording, Run, where_of
+from harness.steps import Step
 
 # Collectives that can carry gradients or parameters.
 MOVERS = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
