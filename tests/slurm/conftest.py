@@ -114,6 +114,8 @@ class Cluster:
 
 
 def bring_up(*options: str) -> Cluster:
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: a test run that is ended takes its clusters along
     folder = Path(tempfile.mkdtemp(prefix="hs", dir="/tmp"))  # short: sockets lie below it
     folder.chmod(0o755)
     try:
