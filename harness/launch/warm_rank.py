@@ -15,6 +15,7 @@ from typing import Any
 
 ENV_RUN_ID, ENV_PROBE_DIR = "_HARNESS_RUN_ID", "_HARNESS_PROBE_DIR"
 PR_SET_PDEATHSIG = 1
+NOT_SPARED = ("__main__", "__mp_main__", "builtins", "sys", "torch.distributed.distributed_c10d")
 _libc = ctypes.CDLL(None)
 _libc.getenv.restype = ctypes.c_void_p
 _mark = _libc.getenv(ENV_RUN_ID.encode())  # in the block that /proc/<pid>/environ shows; os.environ writes elsewhere
@@ -116,7 +117,7 @@ def spare_preloaded() -> None:
 
 
 def _note_preloaded() -> None:
-    _preloaded.extend(name for name in sys.modules if name not in ("__main__", "builtins", "sys", "torch.distributed.distributed_c10d"))
+    _preloaded.extend(name for name in sys.modules if name not in NOT_SPARED)
 
 
 def _reseed() -> None:
@@ -149,6 +150,8 @@ def run(path: str) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(_main_names(path))
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's second name for it, from its import on
+        sys.modules["__mp_main__"] = main
     try:
         exec(code, main.__dict__)
     except SystemExit as error:

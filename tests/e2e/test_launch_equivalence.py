@@ -101,7 +101,8 @@ def main():
         "limits": [resource.getrlimit(r) for r in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_STACK)],
         "nice": os.nice(0), "affinity": sorted(os.sched_getaffinity(0)), "faulthandler": faulthandler.is_enabled(),
         "default_dtype": str(torch.get_default_dtype()), "grad": torch.is_grad_enabled(), "rank": [dist.get_rank(), dist.get_world_size()],
-        "total": total.item(), "batches": batches, "losses": losses(), "spawned": queue.get(), "main": sys.modules["__main__"].__file__,
+        "total": total.item(), "batches": batches, "losses": losses(), "spawned": queue.get(),
+        "main": [sys.modules[name].__file__ for name in ("__main__", "__mp_main__")],
         "excepthook": sys.excepthook is sys.__excepthook__, "cuda": torch.cuda.is_initialized(), "gc": __import__("gc").isenabled(),
         "open": sum(os.readlink(f"/proc/self/fd/{f}").startswith(("pipe:", "anon_inode:[pidfd]")) for f in os.listdir("/proc/self/fd")
                     if os.path.exists(f"/proc/self/fd/{f}")),

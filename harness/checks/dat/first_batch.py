@@ -43,9 +43,10 @@ class FirstBatchAgain(Check):
     explains = ("DAT101",)
 
     def end(self, run: Run) -> Iterable[Finding]:
-        groups = [g for g in passes.by_key(passes.few(passes.training(run))) if _restarts(g)]
-        if not groups:
-            raise NotApplicable("no loader that is started anew for every step")
+        trained = passes.few(passes.training(run))
+        if not trained:
+            raise NotApplicable("no rank trains from a torch DataLoader")
+        groups = [g for g in passes.by_key(trained) if _restarts(g)]
         found = [(g, num) for g in groups if (num := _again(g))]
         if found:
             group, num = found[0]
