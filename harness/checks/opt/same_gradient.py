@@ -23,7 +23,7 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from harness import columns
@@ -64,8 +64,7 @@ def _longest(recording: Recording) -> tuple[int, int, int] | None:
     """(optimizer, first step, number) of the longest run of equal gradients under losses that change."""
     best: tuple[int, int, int] | None = None
     lower = memoryview(columns.digest(recording.rows, "grad")[0]).cast("I")
-    grads = [g for g in lower if g]
-    if len(grads) - len(set(grads)) < MIN_STEPS - 1:  # the common case, without cutting out a row
+    if not _repeats(lower, recording.column("opt")):  # the common case, without cutting out a row
         return None
     rows = [r for r in recording.all_rows() if r.opt != BY_HAND and r.grad and not r.flags & protocol.FLAG_ALL_NONE]
     for (opt, _), group in groupby(sorted(rows, key=lambda r: (r.opt, r.step)), key=lambda r: (r.opt, r.grad)):
@@ -74,6 +73,20 @@ def _longest(recording: Recording) -> tuple[int, int, int] | None:
         if len(same) >= MIN_STEPS and changing and _nonzero(recording, opt) and (best is None or len(same) > best[2]):
             best = (opt, same[0].step, len(same))
     return best
+
+
+def _repeats(grads: Sequence[int], opts: Sequence[int]) -> bool:
+    """Whether some optimizer has MIN_STEPS equal digests in a row; steps without one (0) are passed over."""
+    last: dict[int, int] = {}
+    length: dict[int, int] = {}
+    for grad, opt in zip(grads, opts, strict=True):
+        if not grad:
+            continue
+        length[opt] = length[opt] + 1 if last.get(opt) == grad else 1
+        last[opt] = grad
+        if length[opt] >= MIN_STEPS:
+            return True
+    return False
 
 
 def _nonzero(recording: Recording, opt: int) -> bool:
