@@ -30,7 +30,7 @@ GATHERS = {
     "gather_object": 0,
 }  # position of what a rank gives
 MAX_NUMEL, MAX_A_SITE, MAX_IN_ALL = 8, 48, 600
-MAX_TOTALLED = 65_536  # elements: a confusion matrix of 256 classes; its sums cost 10 us
+MAX_TOTALLED = 65_536  # elements: a confusion matrix of 256 classes
 _counts: dict[sites.Site, int] = {}
 _total = [0]
 _late: list[tuple[sites.Site, dict[str, Any], Any, Any]] = []  # copies on their way from a device, and the event that says they arrived

@@ -75,7 +75,7 @@ MAX_IDLE = 8
 
 
 def _look_for_idle(scheduler: Any, optimizer: Any, lr: Any) -> None:
-    """Whether another optimizer has stepped the parameters of this scheduler's one since the scheduler's last step. 1 us where not."""
+    """Whether another optimizer has stepped the parameters of this scheduler's one since the scheduler's last step."""
     mark = marks.table.get(id(optimizer))
     if mark is None:
         return  # a wrapper that is no optimizer of torch's: its steps are not counted

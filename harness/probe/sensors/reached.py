@@ -1,6 +1,6 @@
 """Parameters that a backward gives gradients to and that no living optimizer holds.
 
-The graph of a loss is walked (about 1 us a node) at the 1st, 2nd, 4th, 8th, ... backward, and at the next one after a module or an
+The graph of a loss is walked at the 1st, 2nd, 4th, 8th, ... backward, and at the next one after a module or an
 optimizer was made or a group added, within a budget of time.
 Event "unstepped" (a look, and the end, while there are such parameters, and once when there are none any more): opts {optimizer: how
 many of its parameters this loss reaches}, num, numel, governed (elements that optimizers hold), made (the statement that made their module
