@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check
-from harness.checks.syn import replicas
+from harness.checks.syn import replicas, rounding
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -42,6 +42,7 @@ class EditedOnOneRank(Check):
                 continue
             if any(s is not None and s <= first for s in (parting.grad_step, parting.hyper_step)):
                 continue
+            rounding.require_more(run, parting)
             names = parting.param_names or replicas.final_names(run)
             yield self.finding(
                 f"parameters differ from step {first} on although gradients and hyper-parameters agree: "

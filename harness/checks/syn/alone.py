@@ -54,7 +54,7 @@ class ReplicasTrainAlone(Check):
         for opt, parting in sorted(facts.partings.items()):
             event = facts.params_event(opt)
             numel = sum(event["numels"] or ()) if event else 0
-            alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == 65_535)
+            alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == replicas.BY_HAND)
             little = facts.hand_synced_numel < numel * max(1, parting.steps // 50 + 1) and not _round(run, numel)
             if numel and alone and parting.steps >= 2 and little:
                 yield self.finding(

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import replicas
+from harness.checks.syn import replicas, rounding
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -43,6 +43,7 @@ class ReplicasDiverge(Check):
                 not facts.wrapped and facts.hand_synced_numel and replicas.starts_equal(run, opt) and parting.num_grad <= parting.steps // 2
             )
             if parting.num_param and names and (facts.wrapped or hand) and facts.same_opts:
+                rounding.require_more(run, parting)
                 what = "gradients" if parting.grad_step is not None else "parameters"
                 yield self.finding(
                     f"replicas part at step {parting.grad_step if parting.grad_step is not None else parting.param_step}: "

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check
-from harness.checks.syn import replicas
+from harness.checks.syn import replicas, rounding
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -37,7 +37,7 @@ class InitAfterWrap(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
-        for opt in facts.partings:
+        for opt, parting in facts.partings.items():
             columns = replicas.initial(run, opt)
             names = facts.params_event(opt)
             if len(set(columns)) < 2 or names is None:
@@ -47,6 +47,7 @@ class InitAfterWrap(Check):
             changed = {n for kind in ("added", "rebound") for _, e in replicas.changes(run, kind) for n in e["names"] or ()}
             wrong = [n for n in wrong if not any(n.endswith(c) for c in changed)]
             if wrong:
+                rounding.require_more(run, parting)
                 yield self.finding(
                     f"{len(wrong)} wrapped parameters differ between ranks before the first step: DDP's broadcast was undone",
                     where=replicas.first_where(run, "apply")

@@ -18,6 +18,7 @@ from harness.probe.protocol import Row
 from harness.record import Event, Recording, Run, where_of
 from harness.steps import Step
 
+BY_HAND = 65_535  # the number of steps without an optimizer
 # Collectives that can carry gradients or parameters.
 MOVERS = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
 
@@ -106,10 +107,19 @@ def _read(run: Run) -> Replicas:
     for step in run.steps():
         if step.complete:
             _look(facts, step)
+    if _between_steps(facts):
+        del facts.partings[BY_HAND]
     for parting in facts.partings.values():
         _name(facts, parting)
     facts.hand_synced_numel = max((_hand_synced(r) for r in run.present), default=0)
     return facts
+
+
+def _between_steps(facts: Replicas) -> bool:
+    """Whether what looked like a step by hand moved parameters that an optimizer steps: SAM moves them there, by its own rank's gradient."""
+    by_hand = facts.params_event(BY_HAND) if BY_HAND in facts.partings else None
+    held = {n for opt in facts.partings if opt != BY_HAND and (event := facts.params_event(opt)) for n in event["names"] or ()}
+    return by_hand is not None and bool(held) and set(by_hand["names"] or ()) <= held
 
 
 def _look(facts: Replicas, step: Step) -> None:

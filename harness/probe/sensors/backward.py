@@ -6,14 +6,17 @@ Event "loss" (first time a call site is seen, and when its shape changes): site,
 made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss).
 Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): opt, names {position: name}, own (values before DDP's communication hook,
-where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step.
+where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
+parameters on the CPU right before the first six steps).
 Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from .. import digests, marks, names, roots, sites, sources
@@ -237,16 +240,20 @@ def _reducer_groups_moved() -> bool:
     return moved
 
 
-def _values(optimizer: Any, params: Any = None, names: Any = None) -> dict[str, list[float]]:
+def _values(optimizer: Any) -> dict[str, list[float]]:
     """A few gradient values of a few parameters, by position in the optimizer."""
-    found: dict[str, list[float]] = {}
-    index = 0
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            if p.grad is not None and digests.plain(p.grad) and p.grad.is_floating_point() and len(found) < 8:
-                found[str(index)] = [float(v) for v in digests.sampled(p.grad, 6).tolist()]
-            index += 1
-    return found
+    return _sampled([p.grad for group in optimizer.param_groups for p in group["params"]], 6)
+
+
+def _weights(optimizer: Any) -> dict[str, list[float]]:
+    """What the parameters' digests are made of, of a few: tells a difference by rounding from one that somebody made."""
+    held = [p.detach() if p.grad is not None else None for group in optimizer.param_groups for p in group["params"]]
+    return _sampled([p if p is None or p.device.type == "cpu" else None for p in held], digests.NUM_SAMPLES)
+
+
+def _sampled(tensors: Sequence[Any], num: int) -> dict[str, list[float]]:
+    chosen = ((i, t) for i, t in enumerate(tensors) if t is not None and digests.plain(t) and t.is_floating_point())
+    return {str(i): [float(v) for v in digests.sampled(t, num).tolist()] for i, t in itertools.islice(chosen, 8)}
 
 
 def note_unclipped() -> None:
@@ -283,6 +290,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             **({"own": own} if own else {}),
             synced=synced,
             at_step=at_step,
+            weights=_weights(optimizer) if S.steps < GRADIENT_STEPS else {},
             backwards=S.since.num_backward,
         )
     if S.steps < 24:

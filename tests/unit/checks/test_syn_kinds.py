@@ -8,8 +8,9 @@ import pytest
 from builder import event, findings, recording, row, run
 from replica_runs import by_rank, setup, two_ranks
 
-from harness.checks.base import Check
+from harness.checks.base import Check, Inconclusive
 from harness.checks.registry import all_checks
+from harness.checks.syn import replicas
 from harness.model import Severity
 from harness.record import Event, Run
 
@@ -125,3 +126,31 @@ def test_a_wrapper_of_a_wrapper_is_named() -> None:
     found = findings(CHECKS["SYN131"], wrapped(2))
     assert [(f.where and f.where.line, f.ranks) for f in found] == [(50, (0, 1))]
     assert findings(CHECKS["SYN131"], wrapped(None)) == findings(CHECKS["SYN131"], wrapped(1)) == []
+
+
+def drifted(apart: float, *, named: bool = True) -> Run:
+    """Weights that differ between ranks at every step, gradients that agree; `apart`: by how much a sampled weight of 0.5 differs."""
+    def extra(r: int) -> list[Event]:
+        return [event("gradients", s=s, opt=0, local={}, at_step={}, weights={"0": [0.5 + r * apart, 0.25]} if named else {}) for s in range(6)]
+
+    return two_ranks(each=lambda r, s: {"param": 100 + s + 7 * r}, wrong={"param": (0,)}, extra=extra)
+
+
+@pytest.mark.parametrize("code", ["OPT111", "SYN127"])
+def test_weights_that_were_moved_and_moved_back_differ_in_their_last_bits_only(code: str) -> None:
+    """SAM that subtracts what it added. An edit differs by more, or in elements that nobody sampled."""
+    with pytest.raises(Inconclusive, match="last bits"):
+        list(CHECKS[code]().end(drifted(3e-8)))
+    for edited in (drifted(1e-2), drifted(1e-5), drifted(0.0), drifted(0.0, named=False)):
+        assert len(findings(CHECKS[code], edited)) == 1
+
+
+def test_a_move_between_backward_and_step_is_no_step_by_hand() -> None:
+    def extra(names: list[str]) -> list[Event]:
+        return [event("params", line=9, opt=65_535, kind="", names=names, numels=[4], ddp=[0], owned=[True], requires_grad=[True])]
+
+    def parted(names: list[str]) -> Run:
+        return two_ranks(each=lambda r, s: {"opt": 65_535, "param": 5 + r} if s == 0 else {}, extra=lambda r: extra(names))
+
+    assert 65_535 not in replicas.of(parted(["0.bias"])).partings
+    assert 65_535 in replicas.of(parted(["ema.weight"])).partings
