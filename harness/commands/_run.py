@@ -141,9 +141,10 @@ def follow_run(folder: Any, wanted: list[Target], cwd: Path, *, cancel: bool) ->
 def _look_around(screen: Any, jobs: list[Any]) -> None:
     """The lines of `harness doctor` that cost next to nothing; what is well is not said."""
     from harness.doctor.line import OK, Host, examine
+    from harness.launch import slurm_shared
 
     plan = max((job.plan for job, _ in jobs), key=lambda plan: plan.nproc)
-    for line in examine(Host(plan.nproc, plan.nodes), quick_only=True):
+    for line in examine(Host(plan.nproc, plan.nodes, slurm_shared.cluster_is_here(plan.nodes)), quick_only=True):
         if line.level != OK:
             screen.note(f"{line.name}: {line.says}" + (f"; {line.fix}" if line.fix else "") + " (harness doctor tells more)")
 

@@ -47,13 +47,14 @@ def _host(args: argparse.Namespace) -> Any:
 
     from harness.doctor import torch_child
     from harness.doctor.line import Host
+    from harness.launch.slurm_shared import cluster_is_here
     from harness.settings import resolve
 
     flags = {"nproc": args.nproc, "nodes": args.nodes, "out": args.out}
     settled = resolve({k: v for k, v in flags.items() if v is not None}, os.environ, Path.cwd())
     host = Host(settled["nproc"], settled["nodes"], folder=None if settled["out"] is None else Path.cwd() / settled["out"])
     said = {} if args.no_torch else torch_child.ask(host.python, host.environ)
-    return Host(host.nproc, host.nodes, folder=host.folder, torch=said)
+    return Host(host.nproc, host.nodes, cluster_is_here(host.nodes), folder=host.folder, torch=said)
 
 
 def _console(lines: Sequence[Line]) -> str:

@@ -35,6 +35,7 @@ class Host:
 
     nproc: int = 2
     nodes: int = 1
+    nodes_are_here: bool = False  # a cluster within this machine (scripts/slurm-dev-cluster)
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     cwd: Path = field(default_factory=Path.cwd)
     folder: Path | None = None  # where run folders will lie; None: .harness in cwd

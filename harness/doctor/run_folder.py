@@ -38,6 +38,8 @@ def _shared(host: Host, folder: Path) -> Iterable[Line]:
     if host.nodes == 1:
         return []
     kind = filesystem(host.proc, folder.resolve())
+    if kind in LOCAL and host.nodes_are_here:
+        return [Line("run folder", OK, f"{folder} is {kind}, and the nodes of this Slurm are all this machine", WHY)]
     if kind in LOCAL:
         fix = "take --out in a folder that all nodes mount (nfs, lustre, gpfs)"
         return [Line("run folder", ERROR, f"{folder} is {kind}, a disk of this node alone, but {host.nodes} nodes write there", WHY, fix)]

@@ -145,7 +145,7 @@ class SlurmHandle:
 
     def _follow(self) -> None:
         account = self.follower.poll()
-        self.state = self._carrier.poll(pressing=self._all_told) or self.state
+        self.state = self._carrier.poll(pressing=self._all_told or self._cancelled) or self.state
         if not account.hellos and (self.state is None or self.state.waits):
             self.pending_s = time.monotonic() - self._since
         requeued = self.state is not None and self.state.restarts > self.attempt

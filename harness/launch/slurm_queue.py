@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 CLIENT_LIMIT_S = 20.0
 WAITING = frozenset(["PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "CONFIGURING"])
-GOING = frozenset(["RUNNING", "COMPLETING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"])
+ENDED = frozenset([
+    "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "REVOKED", "GONE",
+])  # fmt: skip
 UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 GONE = "GONE"  # ours: nobody knows the job any more
 
@@ -33,7 +35,8 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        return self.state not in WAITING and self.state not in GOING
+        """A word that we do not know is none: releases add words for jobs that go on (EXPEDITING in 26.05), while the ends have stayed the same."""
+        return self.state in ENDED
 
 
 def parse_scontrol(text: str) -> JobState | None:
@@ -102,7 +105,7 @@ class Inquiry:
         self._num_answers = 0
 
     def poll(self, pressing: bool) -> JobState | None:
-        """Moves on without waiting. `pressing`: the run seems to have ended, so Slurm's word is all that is missing."""
+        """Moves on without waiting. `pressing`: the run has ended or was cancelled, so Slurm's word is all that is missing."""
         if self._client.busy:
             self._hear()
         elif time.monotonic() >= self._next:
@@ -121,7 +124,7 @@ class Inquiry:
         if found is None and self._asks == "scontrol" and UNKNOWN_JOB.search(text):
             self._asks = "sacct"  # it ended longer ago than slurmctld remembers
             return self._client.ask(["sacct", "-j", self.job_id, "-X", "-n", "-P", "-o", "State,NodeList"])
-        if found is None and self._asks == "sacct":
+        if self._asks == "sacct" and (found is None or not found.ended):  # accounts may hold a job to be running for ever (sacctmgr show runaway)
             found = JobState(GONE)
         self.last = found or self.last
         self._next = time.monotonic() + self._pause()

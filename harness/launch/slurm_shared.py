@@ -47,3 +47,8 @@ def node_addresses() -> list[str]:
 def nodes_are_here(addresses: list[str]) -> bool:
     """Loopback addresses: a cluster within this machine (scripts/slurm-dev-cluster)."""
     return bool(addresses) and all(address.startswith("127.") for address in addresses)
+
+
+def cluster_is_here(num_nodes: int) -> bool:
+    """Asks Slurm only where there is more than one node to ask about."""
+    return num_nodes > 1 and nodes_are_here(node_addresses())

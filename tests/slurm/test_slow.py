@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Cluster, wait_idle
+from conftest import Cluster, cluster_of, wait_idle
 from test_core import TASKS, codes, report
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -67,6 +71,59 @@ def test_a_requeue_from_outside_is_followed(cluster: Cluster, desk: Path) -> Non
     cluster.client("scontrol", "requeue", run.job())
     code, text = run.end(240)
     assert code == 0 and report(desk)["ending"]["scheduler"]["attempt"] == 1, text
+
+
+@contextlib.contextmanager
+def asleep(node: str, resume: Path, resume_timeout_s: int) -> Iterator[Cluster]:
+    """A cluster of two nodes, of which Slurm has switched off one; `resume`: the site's program that is to switch it on."""
+    with cluster_of("--nodes", "2", "--no-accounting") as cluster:
+        settings = f"SuspendProgram=/bin/true\nSuspendTime=100000\nSuspendTimeout=1\nResumeProgram={resume}\nResumeTimeout={resume_timeout_s}\n"
+        with (cluster.folder / "etc/slurm.conf").open("a") as conf:
+            conf.write(settings)
+        cluster.client("scontrol", "reconfigure")
+        cluster.client("scontrol", "update", f"nodename={node}", "state=power_down")
+        cluster.control("kill-node", node)
+        wait_node(cluster, node, "IDLE+POWERED_DOWN")
+        yield cluster
+
+
+def wait_node(cluster: Cluster, node: str, state: str, limit_s: float = 20.0) -> None:
+    until = time.monotonic() + limit_s
+    while f" State={state} " not in (said := cluster.client("scontrol", "-o", "show", "node", node)):
+        assert time.monotonic() < until, said
+        time.sleep(0.2)
+
+
+POWERED = (*TASKS, "--slurm=--no-requeue")
+
+
+def test_a_node_whose_boot_program_reports_failure_is_boot_fail(desk: Path) -> None:
+    """The one way to BOOT_FAIL: a ResumeProgram that gives up hands the job back with JOB_RECONFIG_FAIL, and the job may not be requeued."""
+    resume = desk / "resume"
+    resume.write_text(RESUME.format(python=sys.executable, library=next(Path("/usr/lib").glob("*/slurm-wlm/libslurmfull.so"))))
+    resume.chmod(0o755)
+    with asleep("n2", resume, 300) as cluster:
+        code, text = cluster.run(desk, "run", "tiny.py", *POWERED)
+    assert code == 4 and "error[LAU133]: node-failed: a node did not boot" in text and "BOOT_FAIL" in text, text
+    assert codes(report(desk)) == ["LAU133"] and report(desk)["ending"]["scheduler"]["state"] == "BOOT_FAIL"
+
+
+def test_a_node_that_never_boots_is_named(desk: Path) -> None:
+    """What most sites see: the node does not answer within ResumeTimeout, and Slurm says NODE_FAIL."""
+    with asleep("n2", Path("/bin/true"), 10) as cluster:
+        code, text = cluster.run(desk, "run", "tiny.py", *POWERED)
+    assert code == 4 and "error[LAU133]: node-failed: a node failed" in text and "no rank had been started on it" in text, text
+    assert codes(report(desk)) == ["LAU133"]
+
+
+RESUME = """#!{python} -I
+import ctypes, json, os
+JOB_RECONFIG_FAIL = 1 << 17  # slurm.h
+slurm = ctypes.CDLL("{library}", mode=ctypes.RTLD_GLOBAL)
+slurm.slurm_init(None)
+for job in json.load(open(os.environ["SLURM_RESUME_FILE"]))["jobs"]:
+    slurm.slurm_requeue(job["job_id"], JOB_RECONFIG_FAIL)
+"""
 
 
 def test_a_hang_is_seen_across_nodes(cluster: Cluster, desk: Path) -> None:

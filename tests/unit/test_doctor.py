@@ -179,6 +179,7 @@ def test_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert levels(run_folder.look(host(tmp_path, nodes=2))) == [OK, OK]
     (tmp_path / "proc" / "mounts").write_text("disk / ext4 rw 0 0\n")
     assert levels(run_folder.look(host(tmp_path, nodes=2))) == [OK, ERROR]
+    assert levels(run_folder.look(host(tmp_path, nodes=2, nodes_are_here=True))) == [OK, OK]
 
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")

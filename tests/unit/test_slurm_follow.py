@@ -39,7 +39,7 @@ def test_these_states_are_ends(state: str) -> None:
     assert JobState(state).ended and not JobState(state).waits
 
 
-@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "PENDING", "REQUEUED", "CONFIGURING", "REQUEUE_HOLD"])
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "PENDING", "REQUEUED", "CONFIGURING", "REQUEUE_HOLD", "EXPEDITING", "?"])
 def test_these_are_not(state: str) -> None:
     assert not JobState(state).ended
 

@@ -30,7 +30,7 @@ NODE_FAIL = (  # a node in power save that did not come up in time
     "SubmitTime=2026-11-28T06:30:22 EligibleTime=2026-11-28T06:30:22 StartTime=2026-11-28T06:30:25 EndTime=2026-11-28T06:30:37 Deadline=N/A "
     "Scheduler=Main Partition=debug AllocNode:Sid=head:4176 ReqNodeList=n3 ExcNodeList=(null) NodeList=n3 BatchHost=n3 NumNodes=1 NumCPUs=1 Power= \n"
 )
-BOOT_FAIL = NODE_FAIL.replace("JobState=NODE_FAIL", "JobState=BOOT_FAIL").replace("Reason=NodeDown", "Reason=None")  # the word is Slurm's; not seen live
+BOOT_FAIL = NODE_FAIL.replace("JobState=NODE_FAIL", "JobState=BOOT_FAIL").replace("Reason=NodeDown", "Reason=JobLaunchFailure")  # as seen
 
 
 class Said:

@@ -14,7 +14,9 @@ Right
     scontrol show node n17                                   # why Slurm holds it to be down
 
 Known limits
-    Slurm notices a dead node after SlurmdTimeout, 5 minutes at most sites. A job that is requeued is followed to its new end, and LAU137 says so.
+    Slurm notices a dead node after SlurmdTimeout, 5 minutes at most sites. A node that does not answer within ResumeTimeout of being switched on
+    is NODE_FAIL too; BOOT_FAIL comes only where the site's own ResumeProgram reports the failure and the job may not be requeued.
+    A job that is requeued is followed to its new end, and LAU137 says so.
 """
 
 from __future__ import annotations
