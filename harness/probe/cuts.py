@@ -6,8 +6,9 @@ import ast
 import linecache
 import os
 import sys
+from typing import Any
 
-from . import origins, sites
+from . import sites, syntax
 
 THINNING = {
     "dedup", "deduplicate", "dict", "drop_duplicates", "islice", "narrow", "remove_duplicates", "set", "trim", "truncate", "unique",
@@ -18,15 +19,11 @@ MAX_FILES = 20
 def any_cut() -> bool:
     """Over all files of the user's that are loaded: a slice up to a computed bound, a dict or set comprehension, a stored item under a
     computed key, a function that thins out."""
-    files = {
-        name
-        for m in list(sys.modules.values())
-        if isinstance(name := getattr(m, "__file__", None), str) and os.path.isabs(name) and sites.is_user_file(name)
-    }
+    files = _files()
     if not files or len(files) > MAX_FILES:
         return True
-    trees = [origins._tree(name) for name in sorted(files)]
-    return any(tree is None or any(_cuts(node) for node in ast.walk(tree)) for tree in trees)
+    trees = [syntax.tree(name) for name in files]
+    return any(tree is None or any(_cuts(node) for node in syntax.nodes(tree)) for tree in trees)
 
 
 def any_text(text: str) -> bool:
@@ -36,9 +33,18 @@ def any_text(text: str) -> bool:
 
 
 def _files() -> list[str]:
-    """Of the user's modules that are loaded."""
-    names = (getattr(m, "__file__", None) for m in list(sys.modules.values()))
+    """Of the user's modules that are loaded. Packages are judged by their top alone: to touch each of the 2,500 modules that torch brings would
+    copy 6 MB of pages of a rank that was forked."""
+    loaded = list(sys.modules)
+    theirs = {top for top in {name.partition(".")[0] for name in loaded} if _may_be_users(sys.modules.get(top))}
+    names = (getattr(sys.modules.get(name), "__file__", None) for name in loaded if name.partition(".")[0] in theirs)
     return sorted({n for n in names if isinstance(n, str) and os.path.isabs(n) and sites.is_user_file(n)})
+
+
+def _may_be_users(top: Any) -> bool:
+    """A namespace package has no file: its modules are looked at."""
+    file = getattr(top, "__file__", None)
+    return not isinstance(file, str) or (os.path.isabs(file) and sites.is_user_file(file))
 
 
 def _cuts(node: ast.AST) -> bool:

@@ -9,56 +9,55 @@ before Python 3.13 reading another frame's locals would change what `locals()` r
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from . import sources
+from . import syntax
 from .sites import Site
+from .syntax import Function
 
 ADDS = {"append", "extend", "add", "insert", "put", "appendleft", "update", "setdefault", "push"}
 ENDS = {"item", "detach", "tolist", "numpy", "data", "cpu_item", "size", "numel", "shape", "dim", "argmax", "backward"}
 PLAIN = {"float", "int", "str", "len", "repr", "bool", "print", "round", "format", "isinstance", "isnan", "isfinite"}
 HOOKS = {"register_forward_hook", "register_full_backward_hook", "register_forward_pre_hook", "register_hook"}
-Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 MAX_DEPTH = 3
 
 
 def statement(site: Site) -> Site | None:
     """Where the value that `site` computes is kept with its graph; None where the source does not show it."""
-    tree = sources._tree(site[0]) if site[0] else None
+    tree = syntax.tree(site[0]) if site[0] else None
     if tree is None:
         return None
-    function = _around(tree, site[1])
+    function = syntax.function_at(tree, site[1])
     if (sums := _sums_at(function, site[1])) is not None:
         return (site[0], sums.lineno, _title(function))
     seeds = _names_at(function, site[1])
     found = _kept(tree, function, _spread(function, seeds), MAX_DEPTH, set()) or _kept_by_hook(tree)
-    return (site[0], found.lineno, _title(_around(tree, found.lineno))) if found is not None else None
+    return (site[0], found.lineno, _title(syntax.function_at(tree, found.lineno))) if found is not None else None
 
 
 def candidates(site: Site) -> list[Site]:
     """Statements in the loop around `site` that fill a container which no loop empties, numbers and texts left out."""
-    tree = sources._tree(site[0]) if site[0] else None
+    tree = syntax.tree(site[0]) if site[0] else None
     if tree is None:
         return []
     loops = _loops_around(tree, site[1])
-    emptied = {label for n in ast.walk(loops[0]) if isinstance(n, (ast.Assign, ast.AnnAssign)) for label in _targets(n)} if loops else set()
+    emptied = {label for n in syntax.nodes(loops[0]) if isinstance(n, (ast.Assign, ast.AnnAssign)) for label in _targets(n)} if loops else set()
     for loop in reversed(loops):  # the innermost first: what is added a step counts before what is added an epoch
-        calls = [(n, n.func) for n in ast.walk(loop) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        calls = [(n, n.func) for n in syntax.nodes(loop) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
         emptied |= {_label(method.value) for _, method in calls if method.attr == "clear"}
         adding = [call for call, method in calls if method.attr in ADDS and _label(method.value) not in emptied]
         lines = {call.lineno for call in adding if any(_may_hold_tensor(argument) for argument in call.args)}
         if lines:
-            return [(site[0], line, _title(_around(tree, line))) for line in sorted(lines)]
+            return [(site[0], line, _title(syntax.function_at(tree, line))) for line in sorted(lines)]
     return []
 
 
 def _loops_around(tree: ast.Module, line: int, depth: int = 2) -> list[ast.stmt]:
     """The loops that run this line, outermost first: in its function, else in a function that calls it."""
-    function = _around(tree, line)
-    loops = [n for n in _own(function) if isinstance(n, (ast.For, ast.While, ast.AsyncFor)) and n.lineno <= line <= (n.end_lineno or 0)]
+    function = syntax.function_at(tree, line)
+    loops = [n for n in syntax.own_nodes(function) if isinstance(n, (ast.For, ast.While, ast.AsyncFor)) and n.lineno <= line <= (n.end_lineno or 0)]
     if loops or depth == 0 or isinstance(function, ast.Module):
         return sorted(loops, key=lambda n: n.lineno)
-    for call in ast.walk(tree):
+    for call in syntax.nodes(tree):
         if isinstance(call, ast.Call) and _called_name(call.func) == _title(function):
             found = _loops_around(tree, call.lineno, depth - 1)
             if found:
@@ -82,7 +81,7 @@ def _may_hold_tensor(node: ast.AST) -> bool:
 
 def _sums_at(function: Function, line: int) -> ast.AugAssign | None:
     """`total += loss(model(x), y)`: the line itself keeps what it computes."""
-    for node in _own(function):
+    for node in syntax.own_nodes(function):
         if isinstance(node, ast.AugAssign) and node.lineno <= line <= (node.end_lineno or node.lineno):
             calls = {_label(part.func) for part in ast.walk(node.value) if isinstance(part, ast.Call)} - {""}
             return node if _carries(node.value, set(), frozenset(calls)) else None
@@ -91,28 +90,6 @@ def _sums_at(function: Function, line: int) -> ast.AugAssign | None:
 
 def _title(function: Function) -> str:
     return getattr(function, "name", "<module>" if isinstance(function, ast.Module) else "<lambda>")
-
-
-def _around(tree: ast.Module, line: int) -> Function:
-    """The innermost function that holds this line."""
-    best: Function = tree
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not node.lineno <= line <= (node.end_lineno or node.lineno):
-            continue
-        if isinstance(best, ast.Module) or node.lineno >= best.lineno:
-            best = node
-    return best
-
-
-def _own(function: Function) -> Iterator[ast.AST]:
-    """Nodes of a function, without those of functions defined inside it; lambdas are part of it."""
-    todo: list[ast.AST] = list(ast.iter_child_nodes(function))
-    while todo:
-        node = todo.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            continue
-        yield node
-        todo.extend(ast.iter_child_nodes(node))
 
 
 def _label(node: ast.AST) -> str:
@@ -127,7 +104,7 @@ def _label(node: ast.AST) -> str:
 def _names_at(function: Function, line: int) -> set[str]:
     """What the statement on this line computes from or assigns to."""
     found: set[str] = set()
-    for node in _own(function):
+    for node in syntax.own_nodes(function):
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno) and not hasattr(node, "body"):
             if isinstance(node, (ast.Assign, ast.AnnAssign)):
                 found.update(_targets(node))
@@ -147,7 +124,7 @@ def _spread(function: Function, seeds: set[str]) -> set[str]:
     """The names that hold the same graph: assigned from a seed, or what a seed was computed from by a call or an operation."""
     names = set(seeds)
     for _ in range(4):
-        for node in _own(function):
+        for node in syntax.own_nodes(function):
             if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
                 continue
             targets = set(_targets(node))
@@ -162,9 +139,9 @@ def _spread(function: Function, seeds: set[str]) -> set[str]:
 def _computed(function: Function) -> set[str]:
     """Names that this function assigns from a call or an operation inside a loop: outputs and losses rather than models and settings."""
     found: set[str] = set()
-    for loop in _own(function):
+    for loop in syntax.own_nodes(function):
         if isinstance(loop, (ast.For, ast.While, ast.AsyncFor)):
-            for node in ast.walk(loop):
+            for node in syntax.nodes(loop):
                 if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Call, ast.BinOp)):
                     found.update(_targets(node))
     return found
@@ -196,7 +173,7 @@ def _kept(tree: ast.Module, function: Function, names: set[str], depth: int, see
     if depth == 0 or id(function) in seen:
         return None
     seen.add(id(function))
-    ordered = sorted((n for n in _own(function) if hasattr(n, "lineno")), key=lambda n: n.lineno)
+    ordered = sorted((n for n in syntax.own_nodes(function) if hasattr(n, "lineno")), key=lambda n: n.lineno)
     for node in ordered:
         if isinstance(node, (ast.stmt, ast.expr)) and _keeps(node, names) and not _is_of_this_file(tree, node):
             return node
@@ -238,12 +215,12 @@ def _kept_below(tree: ast.Module, nodes: list[ast.AST], names: set[str], depth: 
 
 
 def _defined(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
-    return [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name] if name else []
+    return [n for n in syntax.nodes(tree) if isinstance(n, ast.FunctionDef) and n.name == name] if name else []
 
 
 def _is_method(tree: ast.Module, function: ast.FunctionDef) -> bool:
     static = any(_label(d) == "staticmethod" for d in function.decorator_list)
-    return not static and any(function in node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    return not static and any(function in node.body for node in syntax.nodes(tree) if isinstance(node, ast.ClassDef))
 
 
 def _given(call: ast.Call, target: ast.FunctionDef, names: set[str], method: bool) -> set[str]:
@@ -257,13 +234,13 @@ def _kept_above(tree: ast.Module, function: Function, names: set[str], depth: in
     """Callers that get the value as a result."""
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
-    returned = [n for n in _own(function) if isinstance(n, ast.Return) and n.value is not None]
+    returned = [n for n in syntax.own_nodes(function) if isinstance(n, ast.Return) and n.value is not None]
     if not any(_carries(n.value, names) for n in returned if n.value is not None):
         return None
     calls = frozenset({function.name})
-    for caller in [tree, *(n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n is not function)]:
+    for caller in [tree, *(n for n in syntax.nodes(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n is not function)]:
         seeds: set[str] = set()
-        for node in sorted((n for n in _own(caller) if hasattr(n, "lineno")), key=lambda n: n.lineno):
+        for node in sorted((n for n in syntax.own_nodes(caller) if hasattr(n, "lineno")), key=lambda n: n.lineno):
             if isinstance(node, (ast.stmt, ast.expr)) and _keeps(node, set(), calls):
                 return node
             if isinstance(node, ast.Assign) and _carries(node.value, set(), calls):
@@ -276,7 +253,7 @@ def _kept_above(tree: ast.Module, function: Function, names: set[str], depth: in
 
 def _kept_by_hook(tree: ast.Module) -> ast.stmt | ast.expr | None:
     """A forward hook that appends what it sees."""
-    for call in ast.walk(tree):
+    for call in syntax.nodes(tree):
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in HOOKS and call.args):
             continue
         hook = call.args[0]

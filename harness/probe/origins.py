@@ -12,10 +12,8 @@ import re
 from types import FrameType
 from typing import Any
 
-from . import sites
+from . import sites, syntax
 
-MAX_SOURCE_LINES = 20_000
-_trees: dict[str, ast.Module | None] = {}
 _arguments: dict[tuple[str, int, str], list[sites.Site]] = {}
 
 
@@ -30,17 +28,17 @@ def argument(frame: FrameType | None, keyword: str, position: int, callee: str =
         return []
     key = (frame.f_code.co_filename, frame.f_lineno, keyword)
     if key not in _arguments:
-        tree = _tree(frame.f_code.co_filename)
+        tree = syntax.tree(frame.f_code.co_filename)
         lines = _argument_lines(tree, frame.f_lineno, keyword, position, callee) if tree is not None else []
         _arguments[key] = [(frame.f_code.co_filename, line, frame.f_code.co_name) for line in lines]
     return _arguments[key]
 
 
 def _argument_lines(tree: ast.Module, line: int, keyword: str, position: int, callee: str) -> list[int]:
-    scope = _scope(tree, line)
+    scope = syntax.function_at(tree, line)
     calls = [
         n
-        for n in ast.walk(scope)
+        for n in syntax.nodes(scope)
         if isinstance(n, ast.Call) and n.lineno <= line <= (n.end_lineno or n.lineno) and _callee(n).endswith(callee)
     ]
     if not calls:
@@ -65,11 +63,11 @@ def _argument_lines(tree: ast.Module, line: int, keyword: str, position: int, ca
 def advanced_at(site: sites.Site) -> sites.Site:
     """For a call that is given a batch: the statement that moves on to the next one (`position += ...`, here or in the method that hands out
     batches), else the one that made the batch, else the call."""
-    tree = _tree(site[0])
+    tree = syntax.tree(site[0])
     if tree is None:
         return site
-    scope = _scope(tree, site[1])
-    calls = [n for n in _same_scope(scope) if isinstance(n, ast.Call) and n.lineno <= site[1] <= (n.end_lineno or n.lineno)]
+    scope = syntax.function_at(tree, site[1])
+    calls = [n for n in syntax.own_nodes(scope) if isinstance(n, ast.Call) and n.lineno <= site[1] <= (n.end_lineno or n.lineno)]
     given = [a for call in calls for a in call.args if isinstance(a, ast.Name)]
     made = [m for a in given if (m := _assigned(scope, a, site[1] - 1)) is not None]
     if not made:
@@ -84,10 +82,10 @@ def _moved_on(tree: ast.Module, scope: ast.AST, value: ast.expr | None) -> int:
     """The line of the `+=` that a slice of this scope, or a method called for the batch, goes by; 0: none."""
     where: list[ast.AST] = []
     if isinstance(value, ast.Call):
-        where = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == _callee(value)]
+        where = [n for n in syntax.nodes(tree) if isinstance(n, ast.FunctionDef) and n.name == _callee(value)]
     names = {ast.unparse(n) for n in ast.walk(value) if isinstance(n, (ast.Name, ast.Attribute))} if value is not None else set()
     for body in where or [scope]:
-        for node in _same_scope(body):
+        for node in syntax.own_nodes(body):
             if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and (where or ast.unparse(node.target) in names):
                 return node.lineno
     return 0
@@ -110,7 +108,7 @@ def _assigned(scope: ast.AST, wanted: ast.expr, before: int) -> ast.stmt | ast.e
         return None
     text = ast.unparse(wanted)
     found: ast.stmt | ast.expr | None = None
-    for node in _same_scope(scope):
+    for node in syntax.own_nodes(scope):
         if not isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) or node.lineno > before:
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -118,17 +116,6 @@ def _assigned(scope: ast.AST, wanted: ast.expr, before: int) -> ast.stmt | ast.e
         if any(isinstance(t, type(wanted)) and ast.unparse(t) == text for t in flat) and (found is None or node.lineno > found.lineno):
             found = node
     return found
-
-
-def _scope(tree: ast.Module, line: int) -> ast.AST:
-    """The innermost function at `line`, or the module."""
-    scope: ast.AST = tree
-    for node in ast.walk(tree):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or not node.lineno <= line <= (node.end_lineno or node.lineno):
-            continue
-        if scope is tree or node.lineno >= scope.lineno:  # type: ignore[attr-defined]
-            scope = node
-    return scope
 
 
 def attribute_line(kind: type, attribute: str) -> sites.Site | None:
@@ -168,16 +155,6 @@ def seeding_line(function: Any) -> sites.Site | None:
     return (code.co_filename, line, code.co_name)
 
 
-def _tree(name: str) -> ast.Module | None:
-    if name not in _trees:
-        lines = linecache.getlines(name)
-        try:
-            _trees[name] = ast.parse("".join(lines)) if 0 < len(lines) <= MAX_SOURCE_LINES else None
-        except (SyntaxError, ValueError, RecursionError):
-            _trees[name] = None
-    return _trees[name]
-
-
 def loops(frames: list[sites.Site]) -> dict[str, Any]:
     """The loops around these frames, innermost first: `ranges` of lines, and `exits`, the statements that can end them (`continue`s are
     listed too).
@@ -187,7 +164,7 @@ def loops(frames: list[sites.Site]) -> dict[str, Any]:
     ranges: list[dict[str, Any]] = []
     exits: list[dict[str, Any]] = []
     for file, line, function in frames:
-        tree = _tree(file)
+        tree = syntax.tree(file)
         if tree is None:
             break
         for loop in _loops_around(tree, line):
@@ -201,15 +178,15 @@ def loops(frames: list[sites.Site]) -> dict[str, Any]:
 
 def result_after(site: sites.Site) -> sites.Site | None:
     """The statement behind a loop, or behind a line that heads none, that makes numbers of what was summed: divides it, or reads it."""
-    tree = _tree(site[0])
+    tree = syntax.tree(site[0])
     if tree is None:
         return None
-    scope, line = _scope(tree, site[1]), site[1]
+    scope, line = syntax.function_at(tree, site[1]), site[1]
     around = _loops_around(tree, line)
     end = (around[0].end_lineno or line) if around and around[0].lineno == line else line
     last = (around[1].end_lineno if len(around) > 1 else None) or getattr(scope, "end_lineno", None) or 1 << 30
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
-    behind = sorted((n for n in _same_scope(scope) if isinstance(n, kinds) and end < n.lineno <= last), key=lambda n: n.lineno)
+    behind = sorted((n for n in syntax.own_nodes(scope) if isinstance(n, kinds) and end < n.lineno <= last), key=lambda n: n.lineno)
     found = next((n for n in behind if n.value is not None and _makes_number(n)), None)
     return (site[0], found.lineno, site[2]) if found is not None else None
 
@@ -218,8 +195,8 @@ def epoch_origin(frames: list[sites.Site]) -> sites.Site | None:
     """Where the numbers given to set_epoch come from: the caller, if the loop around the call runs over a parameter of its function."""
     if len(frames) < 2:
         return None
-    tree = _tree(frames[0][0])
-    scope = _scope(tree, frames[0][1]) if tree is not None else None
+    tree = syntax.tree(frames[0][0])
+    scope = syntax.function_at(tree, frames[0][1]) if tree is not None else None
     if tree is None or not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
     given = {a.arg for a in (*scope.args.args, *scope.args.kwonlyargs)}
@@ -237,20 +214,9 @@ def _makes_number(statement: ast.stmt) -> bool:
 
 def _loops_around(tree: ast.Module, line: int) -> list[ast.For | ast.While]:
     """Loops of the innermost function at `line` that contain it, innermost first."""
-    scope = _scope(tree, line)
-    loops = [n for n in _same_scope(scope) if isinstance(n, (ast.For, ast.While)) and n.lineno <= line <= (n.end_lineno or n.lineno)]
+    scope = syntax.function_at(tree, line)
+    loops = [n for n in syntax.own_nodes(scope) if isinstance(n, (ast.For, ast.While)) and n.lineno <= line <= (n.end_lineno or n.lineno)]
     return sorted(loops, key=lambda n: -n.lineno)
-
-
-def _same_scope(scope: ast.AST) -> list[ast.AST]:
-    found: list[ast.AST] = []
-    todo = list(ast.iter_child_nodes(scope))
-    while todo:
-        node = todo.pop()
-        found.append(node)
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            todo.extend(ast.iter_child_nodes(node))
-    return found
 
 
 def _ways_out(loop: ast.For | ast.While) -> list[tuple[int, str]]:

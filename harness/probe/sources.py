@@ -5,23 +5,15 @@ from __future__ import annotations
 import ast
 from functools import cache
 
+from . import syntax
 from .sites import Site
-
-
-@cache
-def _tree(file: str) -> ast.Module | None:
-    try:
-        with open(file, encoding="utf-8") as f:
-            return ast.parse(f.read(2_000_000))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return None
 
 
 def assignments(file: str, attribute: str) -> list[Site]:
     """Statements in `file` that assign to `<anything>.<attribute>`, in order."""
-    tree = _tree(file)
+    tree = syntax.tree(file)
     found: list[Site] = []
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in syntax.nodes(tree) if tree is not None else ():
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
         )
@@ -33,38 +25,35 @@ def assignments(file: str, attribute: str) -> list[Site]:
 @cache
 def writes(file: str, line: int, attribute: str) -> Site | None:
     """The first statement of the function at `line` that assigns to `.attribute` or calls an in-place method (`mul_`, `copy_`, ...) of it."""
-    tree = _tree(file)
-    for scope in ast.walk(tree) if tree is not None else ():
+    tree = syntax.tree(file)
+    for scope in syntax.nodes(tree) if tree is not None else ():
         if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and scope.lineno <= line <= scope.lineno + len(scope.decorator_list) + 1:
-            for node in sorted((n for n in ast.walk(scope) if isinstance(n, ast.Attribute)), key=lambda n: n.lineno):
+            for node in sorted((n for n in syntax.nodes(scope) if isinstance(n, ast.Attribute)), key=lambda n: n.lineno):
                 if node.attr == attribute and (isinstance(node.ctx, ast.Store) or _in_place(scope, node)):
                     return (file, node.lineno, scope.name)
     return None
 
 
 def _in_place(scope: ast.AST, owner: ast.Attribute) -> bool:
-    return any(isinstance(n, ast.Attribute) and n.value is owner and n.attr.endswith("_") and not n.attr.endswith("__") for n in ast.walk(scope))
+    return any(isinstance(n, ast.Attribute) and n.value is owner and n.attr.endswith("_") and not n.attr.endswith("__") for n in syntax.nodes(scope))
 
 
 @cache
 def loss_made_at(file: str, line: int) -> Site | None:
     """The statement that made the loss of a backward at `line`: the nearest assignment before it, in "
     "the same function, to the name it is called on."""
-    tree = _tree(file)
+    tree = syntax.tree(file)
     if tree is None:
         return None
-    scope: ast.AST = tree
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.lineno <= line <= (node.end_lineno or 0):
-            scope = node  # walk is breadth first: the innermost comes last
+    scope = syntax.function_at(tree, line)
     call = next(
-        (n for n in ast.walk(scope) if isinstance(n, ast.Attribute) and n.attr == "backward" and n.lineno <= line <= (n.end_lineno or 0)),
+        (n for n in syntax.nodes(scope) if isinstance(n, ast.Attribute) and n.attr == "backward" and n.lineno <= line <= (n.end_lineno or 0)),
         None,
     )
     name = _loss_name(call.value) if call is not None else None
     if name is None:
         return None
-    made = [n for n in ast.walk(scope) if isinstance(n, ast.Assign) and n.lineno < line and any(name in _targets(t) for t in n.targets)]
+    made = [n for n in syntax.nodes(scope) if isinstance(n, ast.Assign) and n.lineno < line and any(name in _targets(t) for t in n.targets)]
     best = max(made, key=lambda n: n.lineno, default=None)
     return (file, best.lineno, getattr(scope, "name", "")) if best is not None else None
 

@@ -13,7 +13,6 @@ What is loaded into what stands in states.py.
 from __future__ import annotations
 
 import ast
-import linecache
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from .. import sites
+from .. import sites, syntax
 from ..patching import quiet, wrap
 from ..state import S
 
@@ -211,11 +210,8 @@ def _base_in_argv(path: str) -> bool:
 
 def _savers(site: sites.Site) -> list[dict[str, Any]]:
     """Calls of torch.save in the file of a load that failed. Only then: parsing costs some ms."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(site[0])))
-    except (SyntaxError, ValueError):
-        return []
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    tree = syntax.tree(site[0])
+    calls = [node for node in (syntax.nodes(tree) if tree is not None else ()) if isinstance(node, ast.Call) and node.args]
     wanted = {ast.unparse(c.args[0]) for c in calls if _called(c) == "load" and c.lineno <= site[1] <= (c.end_lineno or c.lineno)}
     saves = [c for c in calls if _called(c) == "save" and len(c.args) > 1]
     return [{"line": c.lineno, "text": sites.text((site[0], c.lineno, "")), "same": ast.unparse(c.args[1]) in wanted} for c in saves[:20]]
