@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from harness import errors, replay, rundir
+from harness import errors, procfs, replay, rundir
 from harness.errors import UsageError
 from harness.looking import Interrupts, Look
 from harness.model import Ending, Plan, Verdict
@@ -236,12 +236,5 @@ class Session:
 
 def _identity() -> dict[str, int]:
     """Pid and start time of this controller: how `harness report` tells a run that goes on from one that was killed."""
-    return {"pid": os.getpid(), "start_ticks": start_ticks(os.getpid())}
+    return {"pid": os.getpid(), "start_ticks": procfs.start_ticks(os.getpid())}
 
-
-def start_ticks(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0 where there is no such process."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rsplit(b")", 1)[1].split()[19])
-    except (OSError, ValueError, IndexError):
-        return 0

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from harness import attempt
+from harness import attempt, procfs
 from harness.launch.proctable import Process
 
 EVERY_S = 1.0
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
-GPU_DEVICES = ("/dev/nvidia", "/dev/kfd")
 
 
 class Pulse:
@@ -33,22 +30,8 @@ class Pulse:
         page = {
             "beat": self._count,
             "t": time.time_ns(),
-            "cpu_s": {f"{process.pid}-{process.ticks}": cpu_s(process.pid) for process in living},
-            "gpu": [process.pid for process in living if holds_gpu(process.pid)],
+            "cpu_s": {f"{process.pid}-{process.ticks}": procfs.cpu_s(process.pid) for process in living},
+            "gpu": [process.pid for process in living if procfs.holds_gpu(process.pid)],
         }
         attempt.write_note(self._path, json.dumps(page))
 
-
-def cpu_s(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-def holds_gpu(pid: int) -> bool:
-    try:
-        return any(str(entry.readlink()).startswith(GPU_DEVICES) for entry in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from harness import procfs
 from harness.probe import protocol
 from harness.probe.protocol import Status
 from harness.watch import processes
@@ -51,17 +52,17 @@ class ThisHost:
 
     def lives(self, stem: str) -> bool:
         identity = parse_stem(stem)
-        return identity is not None and processes.lives(*identity)
+        return identity is not None and procfs.lives(*identity)
 
     def cpu_s(self, stem: str) -> float:
-        return processes.cpu_s(identity[0]) if (identity := parse_stem(stem)) else 0.0
+        return procfs.cpu_s(identity[0]) if (identity := parse_stem(stem)) else 0.0
 
     def below_cpu_s(self, stem: str) -> float:
         """Of the processes below it: one that imports torch has no page of its own yet."""
-        return sum(processes.cpu_s(child.pid) for child in processes.tree(identity[0])) if (identity := parse_stem(stem)) else 0.0
+        return sum(procfs.cpu_s(child.pid) for child in processes.tree(identity[0])) if (identity := parse_stem(stem)) else 0.0
 
     def holds_gpu(self, stem: str) -> bool:
-        return processes.holds_gpu(identity[0]) if (identity := parse_stem(stem)) else False
+        return procfs.holds_gpu(identity[0]) if (identity := parse_stem(stem)) else False
 
 
 class Pages:

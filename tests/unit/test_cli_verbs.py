@@ -244,7 +244,7 @@ def test_report_finishes_a_run_whose_controller_was_killed(capsys: pytest.Captur
 def test_report_of_a_run_that_goes_on_is_provisional_and_leaves_the_folder_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from harness.session import start_ticks
+    from harness.procfs import start_ticks
 
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import procfs
 from harness.model import Plan, Scenario
 from harness.probe import protocol
 from harness.watch import pages, processes, progress
@@ -29,9 +30,9 @@ class Ranks:
         self.folder.mkdir(exist_ok=True)
         self.dead: set[int] = set()
         self.busy: set[int] = set()
-        monkeypatch.setattr(processes, "lives", lambda pid, ticks: pid not in self.dead)
-        monkeypatch.setattr(processes, "cpu_s", lambda pid: self.now * (pid in self.busy))
-        monkeypatch.setattr(processes, "holds_gpu", lambda pid: False)
+        monkeypatch.setattr(procfs, "lives", lambda pid, ticks: pid not in self.dead)
+        monkeypatch.setattr(procfs, "cpu_s", lambda pid: self.now * (pid in self.busy))
+        monkeypatch.setattr(procfs, "holds_gpu", lambda pid: False)
         self.watch = Watch(folder, plan, lambda: self.now)
         self.counts: dict[int, int] = {}
 
@@ -103,7 +104,7 @@ def test_a_call_that_also_computes_may_be_busy_and_one_that_only_waits_may_not(m
 def test_waiting_for_a_gpu_is_not_work(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = make()
     ranks.busy.update((100, 101))
-    monkeypatch.setattr(processes, "holds_gpu", lambda pid: True)
+    monkeypatch.setattr(procfs, "holds_gpu", lambda pid: True)
     ranks.write(0, "all_reduce", 9)
     ranks.write(1, "all_reduce", 9)
     assert ranks.hung_after() == 10.0
@@ -222,8 +223,8 @@ def test_the_line_for_the_user(make: Make) -> None:
 
 def test_real_processes_are_told_apart_by_start_time() -> None:
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    assert processes.lives(os.getpid(), ticks) and not processes.lives(os.getpid(), ticks + 1)
-    assert processes.cpu_s(os.getpid()) > 0 and not processes.holds_gpu(os.getpid())
+    assert procfs.lives(os.getpid(), ticks) and not procfs.lives(os.getpid(), ticks + 1)
+    assert procfs.cpu_s(os.getpid()) > 0 and not procfs.holds_gpu(os.getpid())
     assert os.getpid() in {seen.pid for seen in processes.tree(os.getppid())}
     assert (pages.parse_stem("0-12-34"), pages.parse_stem("0-12"), pages.parse_stem("0-a-1")) == ((12, 34), None, None)
     assert {"data"} == progress.OWN_WAITS
