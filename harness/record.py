@@ -220,6 +220,7 @@ class Run:
     expect: Mapping[str, Any] = field(default_factory=dict)
     nodes: Sequence[Mapping[str, Any]] = ()  # of a Slurm job: what each supervisor found on its node
     live: bool = False  # the run goes on; the last rows may be missing on some ranks
+    unreadable: list[str] = field(default_factory=list)  # what checks stumbled over while they judged: forged values, or another version's
 
     @property
     def present(self) -> list[Recording]:

@@ -40,6 +40,8 @@ class Check(ABC):
     substantial: ClassVar[bool] = True
     # True: a shape of the outcome ("the loss does not fall"); any error that is no symptom explains it.
     symptom: ClassVar[bool] = False
+    # True: asked when all others have been: it tells how they fared.
+    last: ClassVar[bool] = False
 
     def begin(self, run: Run) -> None:  # noqa: B027  (optional for a subclass)
         """Raise NotApplicable where the run can never tell."""

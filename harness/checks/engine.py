@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import PurePath
 
 from harness import collector
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.registry import all_checks
 from harness.model import Finding, Outcome, OutcomeKind, Severity
 from harness.record import Run
+
+# What reading a value of a shape that no sensor writes leads to. The recording is the likelier culprit (it may be forged, or of another version), so
+# the check is inconclusive, and LAU125 tells it as damage: the run is not sane. Anything else that a check raises is a crash.
+UNREADABLE = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError)
 
 
 @dataclass
@@ -37,7 +42,8 @@ def _selected(code: str, select: Sequence[str], ignore: Sequence[str]) -> bool:
 def judge(run: Run, select: Sequence[str] = (), ignore: Sequence[str] = ()) -> tuple[list[Outcome], list[Finding]]:
     """(what became of every check, the findings that remain after folding), ordered by code and by severity.
 
-    A check that raises is an outcome of its own ("crashed"), never the end of the others.
+    A check that raises is an outcome of its own ("inconclusive" where a value of the recording led to it, else "crashed"), never the end of the
+    others.
     """
     with collector.paused():
         return _judge(run, select, ignore)
@@ -51,17 +57,19 @@ def _judge(run: Run, select: Sequence[str], ignore: Sequence[str]) -> tuple[list
             outcomes.append(Outcome(kind.code, kind.name, OutcomeKind.DESELECTED))
             continue
         running.append(_Running(kind(), steps=kind.step is not Check.step))
+    running.sort(key=lambda one: one.check.last)
+    run.unreadable.clear()
     for one in running:
-        _guarded(one, lambda one=one: one.check.begin(run))
+        _guarded(run, one, lambda one=one: one.check.begin(run))
     wanting = [one for one in running if one.steps]
     if wanting:
         for step in run.steps():
             for one in wanting:
                 if one.outcome is None:
-                    _guarded(one, lambda one=one, step=step: one.check.step(step))
+                    _guarded(run, one, lambda one=one, step=step: one.check.step(step))
     for one in running:
         if one.outcome is None:
-            _guarded(one, lambda one=one: one.findings.extend(one.check.end(run)))
+            _guarded(run, one, lambda one=one: one.findings.extend(one.check.end(run)))
         if one.outcome is None:
             one.settle(OutcomeKind.RAN)
     outcomes.extend(one.outcome for one in running if one.outcome is not None)
@@ -69,16 +77,26 @@ def _judge(run: Run, select: Sequence[str], ignore: Sequence[str]) -> tuple[list
     return outcomes, fold([f for one in running for f in one.findings])
 
 
-def _guarded(one: _Running, call: object) -> None:
+def _guarded(run: Run, one: _Running, call: Callable[[], object]) -> None:
     try:
-        call()  # type: ignore[operator]
+        call()
     except NotApplicable as reason:
         one.settle(OutcomeKind.NOT_APPLICABLE, str(reason))
     except Inconclusive as reason:
         one.settle(OutcomeKind.INCONCLUSIVE, str(reason))
+    except UNREADABLE as error:
+        one.findings = []
+        one.settle(OutcomeKind.INCONCLUSIVE, "a value of the recording is not what this check reads")
+        run.unreadable.append(f"{one.check.code}: {type(error).__name__}: {error} ({_place(error)})")
     except Exception:
         one.findings = []
         one.settle(OutcomeKind.CRASHED, traceback.format_exc(limit=-4))
+
+
+def _place(error: BaseException) -> str:
+    """The line of ours that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{PurePath(last.filename).name}:{last.lineno}"
 
 
 def fold(findings: Sequence[Finding]) -> list[Finding]:

@@ -1,8 +1,9 @@
 """LAU125 recording-damaged: a rank's recording is not whole, so the other checks saw less than the rank did.
 
 What it does
-    Counts the lines of a recording that are no events, and the step rows that are missing against the process's own last count. A torn
-    last line is legal: a killed rank leaves one. A run folder that is deleted in mid-run ends the run, and is told here.
+    Counts the lines of a recording that are no events, the step rows that are missing against the process's own last count, and the checks
+    that stumbled over a value of another shape than the probe writes. A torn last line is legal: a killed rank leaves one. A run folder that
+    is deleted in mid-run ends the run, and is told here.
 
 Why it is bad
     A check that reads half a recording may call a faulty run sane.
@@ -14,7 +15,8 @@ Right
     run again with room on the disk of the run folder (`--out` names another place)
 
 Known limits
-    Damage that leaves well-formed lines and rows is not seen.
+    Damage that leaves well-formed lines and rows, and values of the right shape, is not seen. In a run that this version has just made, a value
+    that a check cannot read is a mistake of the harness: please report it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class RecordingDamaged(Check):
     name = "recording-damaged"
     severity = Severity.ERROR
     substantial = False
+    last = True
 
     def end(self, run: Run) -> Iterable[Finding]:
         if run.live:
@@ -48,4 +51,11 @@ class RecordingDamaged(Check):
                 ranks=sorted({r.rank for r in damaged if r.rank >= 0}),
                 notes=[f"{r.stem}: {r.damage}" for r in damaged[:8]],
                 help="look at the space on the disk of the run folder and run again; --out names another folder",
+            )
+        elif run.unreadable:
+            num = len(run.unreadable)
+            yield self.finding(
+                f"the recording holds values that {num} check{'s' if num > 1 else ''} cannot read: it was edited, or made by another version",
+                notes=run.unreadable[:8],
+                help="run again and judge what that run records; if it happens there too, please report it as a bug of harness",
             )
