@@ -29,6 +29,7 @@ from harness.probe import protocol
 ROOT = ".harness"
 LATEST = "latest"
 REFERENCE_DIR = "reference"
+OWN_FILES = frozenset({protocol.PLAN_FILE, protocol.REPORT_FILE, protocol.SUPERVISOR_FILE})  # of a run folder, at its top
 MIN_FREE_BYTES = 16_000_000  # a recording is kept under 10 MB a rank; with less the run would end half-recorded
 MAX_LOG_BYTES = 2_000_000  # of one rank's log that checks and reports look at: the first and the last half of it
 RESERVE_FILE = ".reserve"

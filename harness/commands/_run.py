@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness import rundir
 from harness.commands._options import flags_of
 from harness.commands._output import Target, as_json, console_on_stdout, emit, targets, write_file
 from harness.errors import UsageError, first_by_precedence
@@ -93,9 +94,7 @@ def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], det
     from harness.session import Session
     from harness.watch.view import View
 
-    for target in wanted:
-        if target.file is not None:
-            write_file(target, "")  # a place that cannot be written is refused before the run, not after it
+    _claim_files(wanted, [cwd / job.settings["out"] for job, _ in jobs if job.settings["out"] is not None])
     on_stdout = console_on_stdout(wanted)
     is_tty = sys.stdout.isatty()
     if hasattr(sys.stdout, "reconfigure"):
@@ -115,6 +114,20 @@ def _run(jobs: list[Any], wanted: list[Target], cwd: Path, stale: list[str], det
         screen.block(console.closing([r.verdict for r in results], code, style))
     _emit_files(results, wanted, code, cwd)
     return code
+
+
+def _claim_files(wanted: list[Target], run_folders: list[Path]) -> None:
+    """A place that cannot be written is refused before the run, not after it. A file beside the run's own waits until that folder is made, empty."""
+    folders = [Path(os.path.abspath(folder)) for folder in run_folders]  # noqa: PTH100  (as rundir takes them: no link is followed)
+    for target in wanted:
+        if target.file is None:
+            continue
+        file = Path(os.path.abspath(target.file))  # noqa: PTH100
+        if file.parent in folders and file.name in rundir.OWN_FILES:
+            raise UsageError(f"--format {target.kind}={target.file}: the run folder has a {file.name} of its own; name another file")
+        if file.parent in folders or any(file.parent in folder.parents and not file.parent.exists() for folder in folders):
+            continue
+        write_file(target, "")
 
 
 def follow_run(folder: Any, wanted: list[Target], cwd: Path, *, cancel: bool) -> int:

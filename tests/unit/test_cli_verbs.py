@@ -14,7 +14,7 @@ from controller_samples import make_plan, write_recording
 
 from harness import catalog, rundir
 from harness.cli import run_cli
-from harness.commands import docs
+from harness.commands import _run, docs
 from harness.commands._output import Target, targets
 from harness.commands._pages import Page, all_pages, split_title
 from harness.errors import UsageError
@@ -57,6 +57,17 @@ def test_the_console_stays_unless_another_kind_takes_standard_output() -> None:
 def test_wrong_formats(raw: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         targets(raw, "run")
+
+
+def test_a_format_beside_the_runs_own_files_waits_for_the_folder(tmp_path: Path) -> None:
+    run_folder = tmp_path / "all" / "train"
+    inside, beside, elsewhere = run_folder / "r.json", tmp_path / "all" / "r.json", tmp_path / "r.json"
+    _run._claim_files([Target("json", str(f)) for f in (inside, beside, elsewhere)], [run_folder])
+    assert not run_folder.parent.exists() and elsewhere.read_text() == "\n"  # --out takes an empty folder only
+    with pytest.raises(UsageError, match="has a report.json of its own"):
+        _run._claim_files([Target("json", str(run_folder / "report.json"))], [run_folder])
+    with pytest.raises(UsageError, match="cannot be written"):
+        _run._claim_files([Target("json", str(tmp_path / "no" / "r.json"))], [run_folder])
 
 
 def test_a_format_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
