@@ -29,6 +29,11 @@ class Where:
     function: str = ""
     text: str = ""
 
+    @property
+    def place(self) -> str:
+        """For a sentence: train.py:41."""
+        return f"{self.file.rsplit('/', 1)[-1]}:{self.line}"
+
 
 @dataclass(frozen=True)
 class Finding:

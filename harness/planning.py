@@ -222,8 +222,3 @@ def expand_codes(words: Sequence[str], known: Mapping[str, str], origin: str) ->
             raise UsageError(f"{origin}: unknown check {word!r}{hint}")
         codes |= matched
     return frozenset(codes)
-
-
-def describe_environment(environ: Mapping[str, str]) -> str:
-    """Shell words `NAME=value` for `--dry-run`."""
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(environ.items()))

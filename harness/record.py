@@ -234,9 +234,6 @@ class Run:
     def rank_ids(self) -> tuple[int, ...]:
         return tuple(range(len(self.ranks)))
 
-    def children_of(self, recording: Recording) -> list[Recording]:
-        return [p for p in self.processes if p is not recording and p.ppid == recording.pid]
-
     @cached_property
     def step_numbers(self) -> list[int]:
         columns_of = {bytes(r.column("step")): r.column("step") for r in self.present}  # most ranks took the same steps

@@ -218,9 +218,6 @@ class Settings(Mapping[str, Any]):
         """The same, with one value changed; its origin stays."""
         return Settings({**self.values_with_origin, key: Value(value, self.origin(key))})
 
-    def is_set(self, key: str) -> bool:
-        return not self.values_with_origin[key].is_default
-
 
 def parse_value(setting: Setting, raw: Any, origin: str, label: str = "") -> Any:
     try:

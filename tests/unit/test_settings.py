@@ -94,7 +94,7 @@ def test_a_near_miss_in_the_environment_is_refused(name: str, meant: str, tmp_pa
 
 @pytest.mark.parametrize("name", ["HARNESS_API_KEY", "HARNESS_BUILD_ID", "HARNESS_ACCOUNT", "HARNESSX", "_HARNESS_RUN_DIR", "HARNESS_"])
 def test_a_foreign_variable_is_left_alone(name: str, tmp_path: Path) -> None:
-    assert not resolve({}, {name: "x"}, tmp_path).is_set("nproc")
+    assert resolve({}, {name: "x"}, tmp_path).values_with_origin["nproc"].is_default
 
 
 def test_every_setting_but_format_has_its_flag_spelled_in_the_options() -> None:

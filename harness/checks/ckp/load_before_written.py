@@ -67,7 +67,7 @@ class LoadBeforeWriteDone(Check):
         written = race.write.where
         gap_ms = (race.written_ns - race.read.t_ns) / 1e6
         notes = [
-            f"rank {race.writer} writes it at {written.file.rsplit('/', 1)[-1]}:{written.line}"
+            f"rank {race.writer} writes it at {written.place}"
             if written
             else f"rank {race.writer} writes it"
         ]

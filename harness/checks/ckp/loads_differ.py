@@ -84,7 +84,7 @@ def _aligned(run: Run) -> list[list[Event]]:
 
 
 def _made_equal(run: Run, group: Sequence[Event]) -> bool:
-    """DDP wraps a model, or something is broadcast, after the load and before the next step; or the replicas are equal in the end."""
+    """DDP wraps a model, or something is broadcast, after the load and before the next step."""
     for recording, load in zip(run.present, group, strict=True):
         later = [e for kind in ("wrap", "coll") for e in recording.of(kind) if e.t_ns > load.t_ns and e.step == load.step]
         if any(e.kind == "wrap" or e["op"] in ("broadcast", "broadcast_object_list", "scatter") for e in later):

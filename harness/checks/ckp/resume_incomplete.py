@@ -99,13 +99,9 @@ class ResumeIncomplete(Check):
                 f"{files.steps_after(recording, load.begin)} steps follow",
             ],
             severity=None if kept or _own_file(run, load) else Severity.ADVICE,
-            help="restore it as well: " + "; ".join(f"`{_object(load.groups[e])}.load_state_dict(checkpoint[{e!r}])`" for e in lost),
+            help="restore it as well: " + "; ".join(f"`{load.groups[e]}.load_state_dict(checkpoint[{e!r}])`" for e in lost),
             evidence={"lost": lost},
         )
-
-
-def _object(role: str) -> str:
-    return {"optimizer": "optimizer", "scheduler": "scheduler", "scaler": "scaler"}.get(role, role)
 
 
 def _next(recording: Recording, load: files.Load) -> int:

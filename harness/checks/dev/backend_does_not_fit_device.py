@@ -60,7 +60,7 @@ class BackendDoesNotFitDevice(Check):
                 f"{text[0][:200] if text else event['type']}",
                 where=call.where or event.where,
                 ranks=sorted({rank for rank, _ in raised}),
-                notes=[f"raised at {event.where.file.rsplit('/', 1)[-1]}:{event.where.line}"] if event.where is not None else [],
+                notes=[f"raised at {event.where.place}"] if event.where is not None else [],
                 help='choose it by the device: `dist.init_process_group("nccl" if device.type == "cuda" else "gloo")`',
             )
             return

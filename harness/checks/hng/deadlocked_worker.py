@@ -71,4 +71,4 @@ class DeadlockedWorker(Check):
 
 
 def _place(worker: waits.Worker) -> str:
-    return f"{worker.where.file.rsplit('/', 1)[-1]}:{worker.where.line}" if worker.where is not None else "an unknown line"
+    return worker.where.place if worker.where is not None else "an unknown line"

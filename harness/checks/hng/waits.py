@@ -48,9 +48,7 @@ class Wait:
 
     @property
     def place(self) -> str:
-        if self.where is None:
-            return "an unknown line"
-        return f"{self.where.file.rsplit('/', 1)[-1]}:{self.where.line}"
+        return self.where.place if self.where is not None else "an unknown line"
 
     @property
     def sentence(self) -> str:

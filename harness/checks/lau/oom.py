@@ -10,7 +10,6 @@ from harness.checks.lau.blame import Fall
 from harness.record import Run
 
 LOG_SAYS = re.compile(r"oom[-_ ]kill|out of memory: killed process|memory cgroup out of memory|exceeded memory limit", re.IGNORECASE)
-NEAR_FULL = 0.9  # share of the machine's memory that the rank held when last seen
 
 
 def watched(run: Run) -> bool:

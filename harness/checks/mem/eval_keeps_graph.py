@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.model import Finding, Severity, Where
+from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run, where_of
 
 MIN_KEPT = 4
@@ -67,14 +67,10 @@ class EvalKeepsGraph(Check):
             ranks=ranks,
             notes=[
                 f"rank {rank}: {peak} graphs alive at once" + (f" after {forwards} forwards in eval mode" if forwards else ""),
-                *([f"kept by {_place(keeper)}: {keeper.text}"] if keeper is not None else []),
+                *([f"kept by {keeper.place}: {keeper.text}"] if keeper is not None else []),
             ],
             help="put the evaluation under `with torch.no_grad():` (or decorate its function with `@torch.no_grad()`)",
         )
-
-
-def _place(where: Where) -> str:
-    return f"{where.file.rsplit('/', 1)[-1]}:{where.line}"
 
 
 def _all(run: Run) -> list[tuple[int, Recording]]:

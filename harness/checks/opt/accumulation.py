@@ -17,7 +17,7 @@ Right
 
 Known limits
     Several backwards from different statements (a GAN, two losses) are not accumulation. A sum loss, or gradients scaled before
-    the step, are silent.
+    the step, are silent. Backwards that each take all samples drawn for the step (several losses, tasks or views of one batch) are not micro-batches.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.order import number
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
-from harness.record import Run, where_of
+from harness.record import Event, Run, where_of
 
 
 class AccumulationUnscaled(Check):
@@ -43,9 +44,12 @@ class AccumulationUnscaled(Check):
         many = [(rank, e, n, site) for rank, e in groups for site, n in e["sites"] or () if isinstance(n, int) and n >= 2]
         if len(many) < 0.8 * len(groups) or len(many) < 2 * len({r for r, _ in groups}):
             raise NotApplicable("gradients are not accumulated over several backwards")
+        if all(_of_one_batch(run, rank, e) for rank, e, *_ in many):
+            raise NotApplicable("every backward of a step takes all its samples: several losses of one batch")
         where = where_of(many[0][3])
-        plain = [e for e in losses if e.where and where and e.where.line == where.line and not e["scaled"] and e["reduction"] == "mean"]
-        if not plain or any(e["scaled"] for e in losses if e.where and where and e.where.line == where.line):
+        own = [e for e in losses if e.where and where and (e.where.file, e.where.line) == (where.file, where.line)]
+        plain = [e for e in own if not e["scaled"] and e["reduction"] == "mean"]
+        if not plain or any(e["scaled"] for e in own):
             return
         if gradients.rescaled(run):
             raise NotApplicable("gradients are rescaled between the backward and the step")
@@ -57,3 +61,11 @@ class AccumulationUnscaled(Check):
             notes=[f"operations at the root of the loss: {', '.join(plain[0]['root'] or ())}"],
             help=f"divide the loss by the number of micro-batches: `(loss / {count}).backward()`",
         )
+
+
+def _of_one_batch(run: Run, rank: int, event: Event) -> bool:
+    """Whether the last forward before this step got as many samples as the loader gave for all of the step's backwards."""
+    recording = run.ranks[rank]
+    index = recording.step_index.get(event.step) if recording is not None else None
+    drawn = recording.row(index).num_samples if recording is not None and index is not None else 0
+    return 0 < drawn <= number(event["rows"])

@@ -18,11 +18,12 @@ Right
     scaler.step(optimizer)
 
 Known limits
-    Needs an enabled GradScaler with a scale other than 1.
+    Needs an enabled GradScaler with a scale other than 1. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is silent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
@@ -40,7 +41,7 @@ class ClipWithoutUnscale(Check):
         clips = [(rank, e) for rank, e in run.events("clip")]
         if not clips:
             raise NotApplicable("no gradient clipping")
-        scaled = [(rank, e) for rank, e in clips if e["scaled"]]
+        scaled = [(rank, e) for rank, e in clips if e["scaled"] and e["max_norm"] != math.inf]
         if not scaled:
             return
         yield self.finding(

@@ -42,8 +42,9 @@ class SumLoss(Check):
             for r, e in losses
             if e["reduction"] == "sum" and not e["scaled"] and e.where and (e.where.file, e.where.line) in stepping
         ]
-        lines = {e.where.line for _, e in sums if e.where}
-        if not sums or not facts.num_reduce or any(e["reduction"] != "sum" and e.where and e.where.line in lines for _, e in losses):
+        places = {(e.where.file, e.where.line) for _, e in sums if e.where}
+        mixed = any(e["reduction"] != "sum" and e.where and (e.where.file, e.where.line) in places for _, e in losses)
+        if not sums or not facts.num_reduce or mixed:
             return
         if any(e["joined"] for _, e in sums):
             raise Inconclusive("the loss joins the ranks by a collective of its own: what it sums over is not the local batch alone")

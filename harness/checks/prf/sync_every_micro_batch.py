@@ -69,8 +69,7 @@ class SyncEveryMicroBatch(Check):
 
 
 def accumulated(recording: Recording) -> list[tuple[int, int, Where | None]]:
-    """(backwards, reducing backwards, site) of each step whose backwards all came from one line, two or more, each with a "
-    "forward of its own."""
+    """(backwards, reducing backwards, site) of each step whose backwards all came from one line, two or more, each with a forward of its own."""
     places = {step: i for i, step in enumerate(recording.column("step")[:64])}
     found = []
     for event in recording.of("accumulation"):

@@ -63,7 +63,7 @@ class SameBatches(Check):
             f"all {len(group)} workers draw the same samples in the same order: {first.num_samples} of {first.num_samples} indices are equal",
             where=_seeded(recording, first) if shuffled else first.made,
             ranks=[0],
-            notes=[f"sampler: {first.opened['sampler']}, made at {first.made}" if first.made else f"sampler: {first.opened['sampler']}"],
+            notes=[f"sampler: {first.opened['sampler']}" + (f", made at {first.made.place}" if first.made else "")],
             help="seed each worker with seed + rank, or give it its own part of the data (`Subset(dataset, range(rank, n, workers))`)",
         )
 

@@ -67,8 +67,7 @@ def _scale(run: Run, event: Event) -> float:
 
 
 def rescaled(run: Run) -> bool:
-    """Whether gradients are multiplied by something between the last backward and the step (on one "
-    "rank, DDP's averaging being over by then)."""
+    """Whether gradients are multiplied by something between the last backward and the step (on one rank, DDP's averaging being over by then)."""
     for events in _columns(run):
         for event in events:
             for key, local in (event["local"] or {}).items():

@@ -10,8 +10,6 @@ from harness.checks.base import NotApplicable
 from harness.probe import protocol
 from harness.record import Event, Run
 
-# One rank may legally call these from a statement of its own: source and destination differ by design.
-ROOTED = {"broadcast", "reduce", "gather", "scatter", "broadcast_object_list", "scatter_object_list", "gather_object"}
 POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 SIZED = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce_scatter"}
 MAX_EVENTS = 3000  # what a recording keeps
@@ -39,18 +37,6 @@ class Pairing:
             for key in {site_key(e) for e in column}:
                 table.setdefault(key, []).append(rank)
         return table
-
-    @property
-    def truncated(self) -> bool:
-        return any(len(c) >= MAX_EVENTS for c in self.columns)
-
-    def first_mismatch(self) -> int | None:
-        """First n at which the ranks issue different operations, or the same from statements that cannot meet."""
-        for n in range(self.shortest):
-            events = self.at(n)
-            if len({e["op"] for e in events}) > 1:
-                return n
-        return None
 
 
 def of(run: Run) -> Pairing:
@@ -148,7 +134,7 @@ class Lone:
 
 def lone(run: Run, pairs: Pairing) -> Lone | None:
     """The first such collective. A rooted one whose counterpart stands on another line is none."""
-    for rank, column in zip(pairs.ranks, pairs.columns, strict=True):
+    for column in pairs.columns:
         for n, event in enumerate(column):
             if _of_hook(event):
                 continue
@@ -162,7 +148,6 @@ def lone(run: Run, pairs: Pairing) -> Lone | None:
                 continue  # the same operation from a line of their own: an if/else around one collective
             if passed_by(run, pairs, missing, event, n):
                 return Lone(event, n, tuple(only), tuple(missing))
-        del rank
     return None
 
 

@@ -1,8 +1,8 @@
 """SYN112 reentrant-checkpoint-reuse: a layer is checkpointed twice with use_reentrant=True
 
 What it does
-    Looks for reentrant activation checkpointing under DDP together with gradients that differ between ranks on some parameters
-    only.
+    Looks for reentrant activation checkpointing under DDP together with gradients that differ between ranks on some of the parameters that
+    DDP wraps, although its reducer has answered the backwards.
 
 Why it is bad
     The reentrant variant runs a backward inside the backward: DDP marks the layer ready at its first use and misses the rest of
@@ -39,11 +39,11 @@ class ReentrantCheckpointReuse(Check):
         used = [(r, e) for r, e in run.events("checkpoint") if e["reentrant"] is True]
         if not used:
             return
-        for parting in facts.partings.values():
-            if parting.num_grad and parting.grad_names:
+        for opt, parting in facts.partings.items():
+            left = [n for n in parting.grad_names if n in facts.ddp_names(opt)]
+            if left and facts.num_reduce and parting.equal_grad_names:
                 yield self.finding(
-                    f"reentrant checkpointing leaves {len(parting.grad_names)} parameters unsynchronised: "
-                    f"{replicas.listed(parting.grad_names)}",
+                    f"reentrant checkpointing leaves {len(left)} parameters unsynchronised: {replicas.listed(left)}",
                     where=used[0][1].where,
                     ranks=run.rank_ids,
                     notes=[f"{parting.num_grad} of {parting.steps} steps had gradients that differ between ranks"],

@@ -251,8 +251,7 @@ def failure_note(run: Run) -> list[str]:
 
 def has_unnamed(parted: set[str], names: Sequence[str]) -> bool:
     """Parameters that the optimizer knows under another root's name: compare the last parts."""
-    tails = {n.rsplit(".", 2)[-1] + str(n.count(".")) for n in parted}
-    return any(any(p.endswith(n) for p in parted) for n in names) or (not parted and bool(tails))
+    return any(p.endswith(n) for p in parted for n in names)
 
 
 def wrapping(run: Run) -> list[tuple[int, Event]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from harness.checks.opt import (
     zero_grad,
 )
 from harness.checks.registry import all_checks
-from harness.model import Severity
+from harness.model import Finding, Severity
 from harness.probe.protocol import FLAG_ALL_NONE, FLAG_CHANGED, FLAG_DDP, FLAG_ZEROED
 from harness.record import Event, Run
 
@@ -215,6 +216,22 @@ def test_an_accumulated_loss_with_a_factor_is_healthy(loss: dict[str, Any]) -> N
 def test_gradients_scaled_before_the_step_count_as_a_factor() -> None:
     scaled = two_ranks(extra=lambda r: [*accumulated(4)(r), event("gradients", opt=0, local={"0": [4.0]}, at_step={"0": [1.0]})])
     assert findings(the_check(accumulation), scaled) == []
+
+
+def test_several_losses_of_one_batch_are_no_accumulation() -> None:
+    """A loop over tasks: every backward takes all 8 samples that the loader gave. Halves of a batch are micro-batches."""
+
+    def looped(rows: int) -> list[Finding]:
+        site_at = site(30)
+        told = [event("loss", line=30, **LOSS), *[event("accumulation", line=30, opt=0, s=s, sites=[[site_at, 2]], rows=rows) for s in range(6)]]
+        return findings(the_check(accumulation), two_ranks(extra=lambda r: told))
+
+    assert looped(8) == [] and [f.code for f in looped(4)] == ["OPT108"]
+
+
+def test_a_norm_that_is_only_logged_is_not_clipped() -> None:
+    read = [event("clip", line=48, scaled=True, scale=65536.0, norm=5e4, max_norm=math.inf)]
+    assert findings(the_check(clip_scaled), two_ranks(extra=lambda r: read)) == []
 
 
 def test_one_step_a_epoch_of_the_scheduler_is_healthy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -88,7 +89,7 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "frozen_differs": (frozen_differs, two_ranks(extra=lambda r: [event("others", models=[{"module": "Linear", "num": 2, "digest": r, "called": True,
                                                                                           "grad": False, "names": ["weight"]}])]), 20),
     "buffers": (buffers, two_ranks(each=by_rank(buffer=(1, 2)), setup_of=lambda r: [*setup(r)[:2], wrap_event(buffers=["ema"]), *setup(r)[3:]]), 20),
-    "clip_local": (clip_local, two_ranks(ddp=False, each=by_rank(grad_norm=(1.0, 2.0)), extra=lambda r: [event("clip", line=36, norm=1.0)]), 36),
+    "clip_local": (clip_local, two_ranks(ddp=False, each=by_rank(grad_norm=(1.0, 2.0)), extra=lambda r: [event("clip", line=36, norm=1.0, max_norm=0.5)]), 36),
     "none_grads": (none_grads, two_ranks(ddp=False, extra=lambda r: [coll("all_reduce", 37, i, numel=4 + i, grad=True) for i in range(4 - r)], exits=(-6, -6)), 37),
     "skipped": (skipped, two_ranks(each=lambda r, s: {"num_batches": 1 + (r == 1 and s == 4)}), None),
     "train_flag": (train_flag, two_ranks(each=by_rank(train=(9, 10)), extra=lambda r: [event("mode", line=28, training=False)] * r), 28),
@@ -206,3 +207,10 @@ def test_truncated_and_empty_recordings_crash_no_check(kept: int) -> None:
 def test_constant_negatives_beside_the_own_embeddings_are_advice() -> None:
     told = two_ranks(extra=lambda r: [event("cut_gather", line=71, op="all_gather", numel=64, product="MmBackward0", own=True)])
     assert [f.severity for f in findings(the_check(gathered), told)] == [Severity.ADVICE]
+
+
+@pytest.mark.parametrize(("max_norm", "severity"), [(math.inf, None), (5.0, Severity.ADVICE), (1.5, Severity.ERROR), (None, Severity.ERROR)])
+def test_norms_that_differ_matter_where_something_is_clipped(max_norm: float | None, severity: Severity | None) -> None:
+    """Norms 1 and 2; without a limit they are only logged."""
+    made = two_ranks(ddp=False, each=by_rank(grad_norm=(1.0, 2.0)), extra=lambda r: [event("clip", line=36, norm=1.0, max_norm=max_norm)])
+    assert [f.severity for f in findings(the_check(clip_local), made)] == ([severity] if severity is not None else [])
