@@ -6,6 +6,7 @@ import fnmatch
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePath
 
 from harness import collector
@@ -60,21 +61,25 @@ def _judge(run: Run, select: Sequence[str], ignore: Sequence[str]) -> tuple[list
     running.sort(key=lambda one: one.check.last)
     run.unreadable.clear()
     for one in running:
-        _guarded(run, one, lambda one=one: one.check.begin(run))
+        _guarded(run, one, partial(one.check.begin, run))
     wanting = [one for one in running if one.steps]
     if wanting:
         for step in run.steps():
             for one in wanting:
                 if one.outcome is None:
-                    _guarded(run, one, lambda one=one, step=step: one.check.step(step))
+                    _guarded(run, one, partial(one.check.step, step))
     for one in running:
         if one.outcome is None:
-            _guarded(run, one, lambda one=one: one.findings.extend(one.check.end(run)))
+            _guarded(run, one, partial(_ask, one, run))
         if one.outcome is None:
             one.settle(OutcomeKind.RAN)
     outcomes.extend(one.outcome for one in running if one.outcome is not None)
     outcomes.sort(key=lambda o: o.code)
     return outcomes, fold([f for one in running for f in one.findings])
+
+
+def _ask(one: _Running, run: Run) -> None:
+    one.findings.extend(one.check.end(run))
 
 
 def _guarded(run: Run, one: _Running, call: Callable[[], object]) -> None:

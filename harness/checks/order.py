@@ -9,9 +9,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cached_property
 
+from harness.probe.protocol import POINT_TO_POINT
 from harness.record import Event, Recording, Run
-
-POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})
 
 
 def number(value: object, default: int = 0) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from harness.probe import protocol
 from harness.record import Event, Run
 
-MESSAGES = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
-
 
 def other(run: Run) -> str:
     """Why replicas are not to be compared; empty where the ranks train replicas of one model, or mean to."""
@@ -35,7 +33,7 @@ def sharded(run: Run) -> bool:
 
 def by_messages(run: Run) -> bool:
     """Whether the ranks send each other tensors at several steps."""
-    return any(len({e.step for e in r.of("coll") if e["op"] in MESSAGES}) >= 2 for r in run.present)
+    return any(len({e.step for e in r.of("coll") if e["op"] in protocol.POINT_TO_POINT}) >= 2 for r in run.present)
 
 
 def _strangers(run: Run) -> bool:

@@ -57,7 +57,7 @@ DIGESTS = (
 )
 _NUMBERS = (
     ("step", "I"),  # 0-based, counted over all optimizers of the process
-    ("opt", "H"),  # which optimizer (order of first step); 65535: a step without an optimizer
+    ("opt", "H"),  # which optimizer (order of first step); OPT_BY_HAND: a step without an optimizer
     ("flags", "H"),  # FLAG_* below
     ("t_ns", "Q"),  # time.time_ns() at the end of the step
     ("seq", "q"),  # sequence number of the default process group after the step; -1: none
@@ -86,6 +86,7 @@ _NUMBERS = (
     ("cuda_alloc_bytes", "Q"),
     ("cuda_reserved_bytes", "Q"),
 )
+OPT_BY_HAND = 65_535  # the number of a step without an optimizer
 FLAG_ZEROED = 1  # gradients were zeroed (or None) before the first backward since the last step
 FLAG_ALL_NONE = 2  # every gradient of the optimizer was None
 FLAG_CHANGED = 4  # the step changed at least one parameter (sampled)
@@ -198,6 +199,7 @@ START = "start"  # pid, ppid, argv, rank, local_rank, world_size (as the environ
 TORCH = "torch"  # version, cuda (build), cuda_available, num_devices, threads
 END = "end"  # how: "exit" | "exception" | "os._exit"; code; steps; probe_s
 FAILURE = "failure"  # type, message, frames [site...], thread, phase, cause
+POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})  # "op" of a "coll" event that needs no third rank
 PROCESS_GROUP = "pg"  # rank, world_size, backend, init_method, site, done: bool (event before the call and after it)
 PARAMS = "params"  # opt, names, numels, shapes, dtypes, devices, ddp: [bool], wrapped: index of the wrap event or -1
 STACKS = "stacks"  # request, threads {name: [site...]}

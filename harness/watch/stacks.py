@@ -12,8 +12,7 @@ from typing import Any
 
 from harness.model import RankStacks, Where
 from harness.probe import protocol
-from harness.watch import processes
-from harness.watch.pages import parse_stem, read_start
+from harness.watch.pages import ThisHost, read_start
 
 WAIT_S = 3.0
 REMOTE_WAIT_S = 10.0  # a network file system shows the request, and the answers, late
@@ -37,7 +36,7 @@ def ask(
         for path in recordings:
             if path not in answers and (event := _answer(path, offsets[path], request)) is not None:
                 answers[path] = RankStacks(read_start(path)[0], _threads(path, event))
-        if all(path in answers or not (lives or _lives)(path.stem) for path in recordings):
+        if all(path in answers or not (lives or ThisHost().lives)(path.stem) for path in recordings):
             break
         sleep(LOOK_EVERY_S)
     return merge(answers[path] for path in sorted(answers, key=lambda path: answers[path].rank))
@@ -50,11 +49,6 @@ def _request(run_dir: Path) -> str:
     temporary.write_text(number)
     temporary.replace(run_dir / protocol.STACKS_REQUEST)
     return number
-
-
-def _lives(stem: str) -> bool:
-    identity = parse_stem(stem)
-    return identity is not None and processes.lives(*identity)
 
 
 def _answer(path: Path, offset: int, request: str) -> Mapping[str, Any] | None:

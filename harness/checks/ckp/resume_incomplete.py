@@ -31,6 +31,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
 from harness.checks.order import number
 from harness.model import Finding, Severity, Where
+from harness.probe import protocol
 from harness.record import Event, Recording, Run
 
 RESTORES = {"optimizer": "load_optimizer", "scheduler": "load_scheduler", "scaler": "load_scaler"}
@@ -173,7 +174,7 @@ def _used(recording: Recording, load: files.Load, role: str) -> bool:
     if role == "scheduler":
         return bool(rows) and rows[-1].sched > rows[0].sched and rows[0].sched <= _scheduled(recording, step)
     old = {row.opt for row in recording.all_rows() if row.step < step}
-    fresh = {row.opt for row in rows if row.opt not in old and row.opt != 65_535}
+    fresh = {row.opt for row in rows if row.opt not in old and row.opt != protocol.OPT_BY_HAND}
     known = {_likeness(e) for e in recording.of("params") if e["opt"] in old}
     return any(e["opt"] in fresh and (not known or _likeness(e) in known) for e in recording.of("params"))
 

@@ -21,11 +21,13 @@ Known limits
     Needs two training passes of at least eight samples. A pass that is one batch holds the same samples in any order, and is not judged.
     A sampler that does not shuffle is healthy and silent; a sampler of the script's own counts as shuffling if it has a `set_epoch` method
     and draws another order than 0, 1, 2, ... A warm-up pass before the first `set_epoch` is healthy: `set_epoch` is too late only if it
-    comes after every pass, the last one too.
+    comes after every pass, the last one too. Passes that train with another optimizer belong to another training (a teacher and its student,
+    the folds of a cross-validation), which may begin alike.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
@@ -51,7 +53,8 @@ class EpochNotSet(Check):
         shuffling = [p for p in passes.few(passes.training(run)) if _shuffles(p) and not (p.planned == 1 and p.exhausted)]
         if not shuffling:
             raise NotApplicable("no training pass over a shuffling sampler")
-        groups = [g for g in passes.by_key([p for p in shuffling if len(p.indices) >= MIN_SAMPLES]) if len(g) > 1]
+        long = passes.by_key([p for p in shuffling if len(p.indices) >= MIN_SAMPLES])
+        groups = [g for loader in long for g in _by_training(run, loader) if len(g) > 1]
         if not groups:
             raise Inconclusive("needs two training passes over one loader")
         repeated = [g for g in groups if all(_same_order(g[0], p) for p in g[1:])]
@@ -102,18 +105,28 @@ class EpochNotSet(Check):
         num = min(len(p.indices) for p in group)
         last = len(group) - 1
         epochs = "epochs 0 and 1" if last == 1 else f"epochs 0 to {last}"
-        sampler = (
-            "a generator seeded anew"
-            if group[0].distributed is None and not group[0].opened["set_epoch"]
-            else "the sampler's epoch was never changed"
-        )
+        seeded = group[0].distributed is None and not group[0].opened["set_epoch"]
+        sampler = "a generator seeded anew" if seeded else "the sampler's epoch was never changed"
         return self.finding(
             f"{epochs} drew the same sample order",
             where=group[0].where,
             ranks=ranks,
             notes=[f"{num} of {num} positions identical in {len(group)} passes on rank {ranks[0]}: {sampler}"],
-            help="call `sampler.set_epoch(epoch)` before the loop over the loader",
+            help="seed the generator once, before the first epoch, or with seed + epoch"
+            if seeded
+            else "call `sampler.set_epoch(epoch)` before the loop over the loader",
         )
+
+
+def _by_training(run: Run, group: list[Pass]) -> list[list[Pass]]:
+    """The passes by the optimizers that were stepped in them."""
+    recording = run.ranks[group[0].rank]
+    found: dict[frozenset[int], list[Pass]] = {}
+    times, opts = (recording.column("t_ns"), recording.column("opt")) if recording is not None else ([], [])
+    for one in group:
+        begin, end = bisect_left(times, one.opened.t_ns), bisect_right(times, one.closed.t_ns) if one.closed is not None else len(times)
+        found.setdefault(frozenset(opts[begin:end]), []).append(one)
+    return list(found.values())
 
 
 def _set_afterwards(run: Run, group: list[Pass]) -> Event | None:

@@ -2,7 +2,7 @@
 
 What it does
     In a run that stands still, at least two ranks wait for each other in calls that cannot meet: another operation, or the same one at
-    another line. An error.
+    another line while nobody else is missing. An error.
 
 Why it is bad
     A collective ends when all ranks have called it. Ranks that took different branches wait for ever, each for the call that the other
@@ -43,6 +43,8 @@ class CollectivesDoNotMatch(Check):
         waiting = [w for w in found if w.peers and w.op != "init"]
         if len({(w.op, w.place) for w in waiting}) < 2:
             return
+        if len({w.op for w in waiting}) == 1 and any(not w.peers and w.op != "ended" for w in found):
+            return  # one call on two lines (an if/else around it) can meet: it waits for those who are elsewhere
         odd = waits.odd_one_out(waiting)
         yield self.finding(
             f"ranks wait in collectives that cannot meet: {waits.describe(waiting)}",

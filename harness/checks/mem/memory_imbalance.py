@@ -2,7 +2,8 @@
 
 What it does
     Compares the peak of each rank (CUDA: allocated memory; else resident memory) with the median of all. At least 256 MB and 1.5 times
-    more is a warning, at least 128 MB and 1.3 times more is advice.
+    more is a warning, at least 128 MB and 1.3 times more is advice. So is what two copies of the trained parameters account for: a running
+    average of the weights (EMA) or a checkpoint in memory, kept on one rank, is a choice.
 
 Why it is bad
     The largest rank decides what fits: the others leave that memory unused. On rank 0 it is often the whole data set, gathered outputs,
@@ -30,6 +31,8 @@ from harness.model import Finding, Severity, Where
 from harness.record import Recording, Run, where_of
 
 STRONG, WEAK = (256 * series.MB, 1.5), (128 * series.MB, 1.3)
+MEANT_COPIES = 2.2  # of the parameters: an average of the weights and the best ones so far, with what the allocator adds
+BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 
 
 class MemoryImbalance(Check):
@@ -47,14 +50,26 @@ class MemoryImbalance(Check):
         strong = more >= STRONG[0] and ratio >= STRONG[1]
         if strong or (more >= WEAK[0] and ratio >= WEAK[1]):
             recording = run.ranks[top]
+            copies = more / size if recording is not None and (size := parameter_bytes(recording)) else 0.0
+            meant = 0 < copies <= MEANT_COPIES
             yield self.finding(
                 f"rank {top} needs {peaks[top] / 1e6:.0f} MB, {ratio:.1f} times as much as the others",
                 where=_first_growth(recording) if recording is not None else None,
                 ranks=[top],
-                severity=None if strong else Severity.ADVICE,
-                notes=[", ".join(f"rank {rank} {peak / 1e6:.0f} MB" for rank, peak in sorted(peaks.items())[:8])],
+                severity=None if strong and not meant else Severity.ADVICE,
+                notes=[
+                    ", ".join(f"rank {rank} {peak / 1e6:.0f} MB" for rank, peak in sorted(peaks.items())[:8]),
+                    *([f"the difference is {copies:.1f} times the trained parameters: an average of the weights would be one"] if meant else []),
+                ],
                 help="look at what only this rank holds, and free it or share it out",
             )
+
+
+def parameter_bytes(recording: Recording) -> int:
+    """Of all optimizers, each as it was told last; 0: not known."""
+    last = {repr(e["opt"]): e for e in recording.of("params")}
+    sized = [zip(e["numels"] or (), e["dtypes"] or (), strict=False) for e in last.values()]
+    return sum(num * BYTES.get(str(dtype).removeprefix("torch."), 4) for entries in sized for num, dtype in entries if isinstance(num, int))
 
 
 def peak_bytes(recording: Recording) -> int:

@@ -12,8 +12,6 @@ from harness.probe import protocol
 from harness.probe.protocol import FLAG_ALL_NONE
 from harness.record import Event, Recording, Run, where_of
 
-BY_HAND = 65_535
-
 
 def by_opt(run: Run) -> dict[tuple[int, int], Sequence[int]]:
     """(rank, optimizer) -> places of its rows in the rank's recording, hand-made steps left out."""
@@ -26,8 +24,8 @@ def rows_of(process: Recording) -> dict[int, Sequence[int]]:
     column = process.column("opt")
     kinds = set(column)
     if len(kinds) == 1:
-        return {opt: range(len(column)) for opt in kinds - {BY_HAND}}
-    return {opt: [i for i, o in enumerate(column) if o == opt] for opt in kinds - {BY_HAND}}
+        return {opt: range(len(column)) for opt in kinds - {protocol.OPT_BY_HAND}}
+    return {opt: [i for i, o in enumerate(column) if o == opt] for opt in kinds - {protocol.OPT_BY_HAND}}
 
 
 def backwards_so_far(recording: Recording) -> list[int]:
@@ -50,7 +48,7 @@ def params_of(process: Recording, opt: int) -> Event | None:
 
 def made_at(run: Run) -> Where | None:
     """Where the first optimizer was made."""
-    return next((e.where for _, e in run.events(protocol.PARAMS) if e["opt"] != BY_HAND and e.where), None)
+    return next((e.where for _, e in run.events(protocol.PARAMS) if e["opt"] != protocol.OPT_BY_HAND and e.where), None)
 
 
 def step_site(run: Run, rank: int, opt: int) -> Where | None:

@@ -33,7 +33,6 @@ from harness.probe import protocol
 from harness.record import Recording, Run
 
 MIN_STEPS = 16
-BY_HAND = 65_535
 
 
 class GradientNeverChanges(Check):
@@ -66,7 +65,7 @@ def _longest(recording: Recording) -> tuple[int, int, int] | None:
     lower = memoryview(columns.digest(recording.rows, "grad")[0]).cast("I")
     if not _repeats(lower, recording.column("opt")):  # the common case, without cutting out a row
         return None
-    rows = [r for r in recording.all_rows() if r.opt != BY_HAND and r.grad and not r.flags & protocol.FLAG_ALL_NONE]
+    rows = [r for r in recording.all_rows() if r.opt != protocol.OPT_BY_HAND and r.grad and not r.flags & protocol.FLAG_ALL_NONE]
     for (opt, _), group in groupby(sorted(rows, key=lambda r: (r.opt, r.step)), key=lambda r: (r.opt, r.grad)):
         same = list(group)
         changing = len({r.loss for r in same}) >= 0.8 * len(same)

@@ -27,6 +27,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.shm import workers
 from harness.model import Finding, Severity, Where
+from harness.probe import protocol
 from harness.record import Run
 
 
@@ -66,7 +67,7 @@ def _step_site(one: workers.Untouched) -> Where | None:
     recording = one.workers[0].recording
     if recording is None:
         return None
-    by_hand = any(e["opt"] == 65_535 for e in recording.of("params"))
+    by_hand = any(e["opt"] == protocol.OPT_BY_HAND for e in recording.of("params"))
     copies = [e.where for e in recording.of("module_copied") if e.where is not None]
     made = [e.where for e in recording.of("optimizer_made") if e.where is not None and not by_hand]
     computed = [e.where for e in recording.of("loss") if e.where is not None]

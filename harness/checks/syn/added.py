@@ -23,32 +23,11 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from harness.checks.base import Check
-from harness.checks.syn import replicas
-from harness.model import Finding, Severity
-from harness.record import Run
+from harness.checks.syn.changed import ChangedAfterWrap
 
 
-class ModuleAddedAfterWrap(Check):
+class ModuleAddedAfterWrap(ChangedAfterWrap):
     code = "SYN105"
     name = "module-added-after-wrap"
-    severity = Severity.ERROR
-    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "SYN110", "SYN111", "OPT101", "SYN114")
-
-    def end(self, run: Run) -> Iterable[Finding]:
-        facts = replicas.require(run, ddp=True)
-        hits = replicas.changes(run, "added")
-        names = list(hits[0][1]["names"] or []) if hits else []
-        parted = {n for p in facts.partings.values() for n in p.grad_names}
-        failed = replicas.reduction_failed(run)
-        if not hits or not (failed or parted & set(names) or replicas.has_unnamed(parted, names)):
-            return
-        yield self.finding(
-            f"{len(names)} parameters were added after the model was wrapped: DDP does not average them",
-            where=hits[0][1].where,
-            ranks=replicas.rank_list([r for r, _ in hits]),
-            notes=[replicas.listed(names), *(["torch failed a step later: expected to have finished reduction"] if failed else [])],
-            help="wrap the model after this change (construct DDP again), or make the change before wrapping",
-        )
+    what = "added"
+    were = "added"

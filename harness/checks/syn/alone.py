@@ -28,8 +28,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import pairing, replicas
+from harness.checks.syn import replicas
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Run
 from harness.steps import Step
 
@@ -49,12 +50,12 @@ class ReplicasTrainAlone(Check):
             raise NotApplicable("a model is wrapped in DistributedDataParallel")
         if not all(any(e["done"] and (e["world_size"] or 0) > 1 for e in r.of("pg")) for r in run.present):
             raise NotApplicable("no process group of several ranks")
-        if any(e["op"] in pairing.POINT_TO_POINT or e["world"] is False for _, e in run.events("coll") if e.step >= 1):
+        if any(e["op"] in protocol.POINT_TO_POINT or e["world"] is False for _, e in run.events("coll") if e.step >= 1):
             raise NotApplicable("subgroups or point-to-point calls are in use: another kind of parallelism")
         for opt, parting in sorted(facts.partings.items()):
             event = facts.params_event(opt)
             numel = sum(event["numels"] or ()) if event else 0
-            alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == replicas.BY_HAND)
+            alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == protocol.OPT_BY_HAND)
             little = facts.hand_synced_numel < numel * max(1, parting.steps // 50 + 1) and not _round(run, numel)
             if numel and alone and parting.steps >= 2 and little:
                 yield self.finding(

@@ -14,7 +14,7 @@ Right
     stats = torch.tensor([hits, n], dtype=torch.float64)
 
 Known limits
-    Collectives of objects and of subgroups are not compared.
+    Collectives of objects and of subgroups are not compared. NCCL gathers and scatters lists of tensors of unequal size: there only types count.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from harness.checks.base import Check
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
 from harness.record import Run
+
+UNEVEN = ("all_gather", "reduce_scatter")  # NCCL takes them apart into broadcasts or reductions where sizes differ
 
 
 class CollectiveDtypeMismatch(Check):
@@ -42,7 +44,7 @@ class CollectiveDtypeMismatch(Check):
             if events[0]["op"] not in pairing.SIZED or any(e["numel"] == -1 for e in events):
                 continue
             kinds = [(e["dtype"], e["numel"]) for e in events]
-            if len(set(kinds)) > 1:
+            if len(set(kinds)) > 1 and not (events[0]["op"] in UNEVEN and len({k[0] for k in kinds}) == 1 and _by_nccl(run)):
                 if any(e["grad"] for e in events) or pairing.lone(run, pairs) is not None:
                     return  # a pairing gone wrong before: SYN118, SYN122 or OUT101
                 i = next(i for i, k in enumerate(kinds) if k != kinds[0])
@@ -56,3 +58,8 @@ class CollectiveDtypeMismatch(Check):
                     help="give the tensor one dtype and one shape on every rank, whatever the rank has seen",
                 )
                 return
+
+
+def _by_nccl(run: Run) -> bool:
+    """The default group was made with NCCL, alone or for the GPUs."""
+    return any("nccl" in str(e["backend"]) for _, e in run.events("pg") if e["done"])

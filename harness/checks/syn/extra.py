@@ -24,6 +24,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Run
 
 
@@ -39,7 +40,7 @@ class ExtraCollective(Check):
             raise NotApplicable("the run was cut off: ranks may be on their way to their next collective")
         if any(e["world"] is False for r in run.present for e in r.of("coll")):
             raise NotApplicable("collectives of subgroups are in use")
-        if any(e["op"] in pairing.POINT_TO_POINT for r in run.present for e in r.of("coll")):
+        if any(e["op"] in protocol.POINT_TO_POINT for r in run.present for e in r.of("coll")):
             raise NotApplicable("point-to-point messages are in use: the ranks' numbers of calls differ by design")
         if run.ending.reason == "hang" or any(e.code for e in run.ending.exits):
             raise NotApplicable("the run broke: OUT101 and HNG103 look at its collectives")

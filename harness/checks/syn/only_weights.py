@@ -26,8 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import pairing, replicas
+from harness.checks.syn import replicas
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Run
 
 SENDING_OUT = {"broadcast", "barrier", "monitored_barrier", "broadcast_object_list"}  # from one rank to the others: adds nothing up
@@ -70,7 +71,7 @@ def _reduced(run: Run) -> int:
 def _unseen(run: Run) -> bool:
     """Point-to-point calls, sub-groups, objects at most steps, or more collectives on the default group than the script's calls account for."""
     first = run.present[0]
-    if any(e["op"] in pairing.POINT_TO_POINT or e["world"] is False for e in first.of("coll")):
+    if any(e["op"] in protocol.POINT_TO_POINT or e["world"] is False for e in first.of("coll")):
         return True
     seq, told = first.column("seq"), first.column("num_coll")
     hidden = seq[-1] - seq[0] - sum(told[1:]) if len(seq) > 1 and min(seq) >= 0 else 0

@@ -10,7 +10,6 @@ from harness.checks.base import NotApplicable
 from harness.probe import protocol
 from harness.record import Event, Run
 
-POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 SIZED = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce_scatter"}
 MAX_EVENTS = 3000  # what a recording keeps
 
@@ -51,7 +50,7 @@ def _read(run: Run) -> Pairing:
     if run.world_size < 2:
         raise NotApplicable("one process")
     ranks = [rank for rank, r in enumerate(run.ranks) if r is not None]
-    columns = [[e for e in run.ranks[rank].of("coll") if e["world"] is not False and e["op"] not in POINT_TO_POINT] for rank in ranks]  # type: ignore[union-attr]
+    columns = [[e for e in run.ranks[rank].of("coll") if e["world"] is not False and e["op"] not in protocol.POINT_TO_POINT] for rank in ranks]  # type: ignore[union-attr]
     if len(ranks) < 2 or not any(columns):
         raise NotApplicable("the script calls no collective itself")
     return Pairing(tuple(ranks), tuple(columns))

@@ -18,7 +18,6 @@ from harness.probe.protocol import Row
 from harness.record import Event, Recording, Run, where_of
 from harness.steps import Step
 
-BY_HAND = 65_535  # the number of steps without an optimizer
 # Collectives that can carry gradients or parameters.
 MOVERS = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
 
@@ -108,7 +107,7 @@ def _read(run: Run) -> Replicas:
         if step.complete:
             _look(facts, step)
     if _between_steps(facts):
-        del facts.partings[BY_HAND]
+        del facts.partings[protocol.OPT_BY_HAND]
     for parting in facts.partings.values():
         _name(facts, parting)
     facts.hand_synced_numel = max((_hand_synced(r) for r in run.present), default=0)
@@ -117,8 +116,8 @@ def _read(run: Run) -> Replicas:
 
 def _between_steps(facts: Replicas) -> bool:
     """Whether what looked like a step by hand moved parameters that an optimizer steps: SAM moves them there, by its own rank's gradient."""
-    by_hand = facts.params_event(BY_HAND) if BY_HAND in facts.partings else None
-    held = {n for opt in facts.partings if opt != BY_HAND and (event := facts.params_event(opt)) for n in event["names"] or ()}
+    by_hand = facts.params_event(protocol.OPT_BY_HAND) if protocol.OPT_BY_HAND in facts.partings else None
+    held = {n for opt in facts.partings if opt != protocol.OPT_BY_HAND and (event := facts.params_event(opt)) for n in event["names"] or ()}
     return by_hand is not None and bool(held) and set(by_hand["names"] or ()) <= held
 
 

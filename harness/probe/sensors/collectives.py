@@ -14,7 +14,7 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-from .. import digests, failures, sites
+from .. import digests, failures, protocol, sites
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers
@@ -25,7 +25,6 @@ OPS = (
     "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list",
     "scatter_object_list", "all_reduce_coalesced", "send", "recv", "isend", "irecv", "batch_isend_irecv",
 )  # fmt: skip
-POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 
 
 def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
@@ -55,7 +54,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"hook": True} if S.in_hook else {}),
     )
     S.collectives += 1
-    if op not in POINT_TO_POINT:
+    if op not in protocol.POINT_TO_POINT:
         S.recorder.syncs += 1
     for loop in S.loops:
         loop.collectives += 1

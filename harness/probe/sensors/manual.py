@@ -63,19 +63,19 @@ def _write(params: list[Any], each: list[int]) -> None:
         table, roots = names.owners(living)
         _roots[:] = [weakref.ref(r) for r in roots]
         S.recorder.event(
-            protocol.PARAMS, opt=65_535, kind="by hand",
+            protocol.PARAMS, opt=protocol.OPT_BY_HAND, kind="by hand",
             names=[table.get(id(p), f"param[{i}]") if p is not None else f"param[{i}]" for i, p in enumerate(params)],
             numels=[0 if p is None else p.numel() for p in params], shapes=[[] if p is None else list(p.shape) for p in params],
             dtypes=[], devices=sorted({str(p.device) for p in living}), ddp=[-1 if p is None else ddp.wrap_of(p) for p in params], owned=[True] * len(params),
             shared=sum(p.is_shared() for p in living if p.device.type == "cpu"), requires_grad=[True] * len(params),
             roots=[type(r).__name__ for r in roots], groups=[], slices=1, param_bytes=sum(p.numel() * p.element_size() for p in living),
         )  # fmt: skip
-        S.recorder.event("initial", opt=65_535, each=_last[:4096])
+        S.recorder.event("initial", opt=protocol.OPT_BY_HAND, each=_last[:4096])
     digest = digests.wide(b"".join(v.to_bytes(4, "little") for v in each))
     step = S.steps
-    steps.write_row(65_535, protocol.FLAG_CHANGED, time.perf_counter(), grad=0, param=digest, full=0, none=0, hyper=0, train=0, lr=math.nan)
+    steps.write_row(protocol.OPT_BY_HAND, protocol.FLAG_CHANGED, time.perf_counter(), grad=0, param=digest, full=0, none=0, hyper=0, train=0, lr=math.nan)
     if protocol.detail_kept(step, len(each)):
-        S.recorder.detail(step, 65_535, [0] * len(each), each)
+        S.recorder.detail(step, protocol.OPT_BY_HAND, [0] * len(each), each)
 
 
 _roots: list[weakref.ref[Any]] = []

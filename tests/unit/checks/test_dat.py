@@ -183,6 +183,18 @@ def test_epoch_not_set_when_loaders_are_made_anew_and_passes_are_cut() -> None:
     )
 
 
+def test_two_trainings_may_begin_alike() -> None:
+    """A teacher and its student pass over the data once each, with one seed and their own optimizers."""
+
+    def twice(opts: tuple[int, int]) -> Run:
+        own = [[one_pass(n, share(rank), **shuffled(rank)) for n in range(2)] for rank in range(2)]
+        steps = [[row(n, opt=opts[n], t_ns=opened.t_ns + 1) for n, (opened, _) in enumerate(passes)] for passes in own]
+        return two(*([e for one in passes for e in one] for passes in own), rows=(steps[0], steps[1]))
+
+    silent(EpochNotSet, twice((0, 1)))
+    said(EpochNotSet, twice((0, 0)))
+
+
 def set_epoch(epoch: int) -> Event:
     return event("set_epoch", line=50, epoch=epoch, sampler=1)
 

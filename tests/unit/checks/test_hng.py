@@ -39,6 +39,14 @@ def test_collectives_that_cannot_meet() -> None:
     assert found.where and found.where.line == 61
 
 
+def test_one_call_on_two_lines_waits_for_the_rank_that_is_elsewhere() -> None:
+    """if/else around one broadcast: it can meet; rank 2 is in code of its own."""
+    apart = [recording([stall("broadcast", 40 + r)], rank=r) for r in (0, 1)]
+    assert findings(CollectivesDoNotMatch, hung(*apart, recording([stall("", 12)], rank=2))) == []
+    assert findings(Hang, hung(*apart, recording([stall("", 12)], rank=2)))[0].ranks == (2,)
+    assert len(findings(CollectivesDoNotMatch, hung(*apart))) == 1
+
+
 def test_a_collective_of_the_script_is_looked_at_before_the_reducers() -> None:
     of = hung(recording([stall("backward", 40)], rank=0), recording([stall("barrier", 61)], rank=1))
     assert findings(CollectivesDoNotMatch, of)[0].where == Where("/home/u/train.py", 61, "main", "do()")

@@ -16,7 +16,7 @@ from harness.checks.mem.loss_kept_with_graph import LossKeptWithGraph
 from harness.checks.mem.memory_grows import MemoryGrows
 from harness.checks.mem.memory_imbalance import MemoryImbalance
 from harness.checks.mem.over_budget import OverBudget
-from harness.model import Severity
+from harness.model import Finding, Severity
 from harness.probe import keepers
 from harness.record import Event, Recording, Run
 from tests.unit.checks.builder import event, findings, recording, row, run, site
@@ -143,6 +143,20 @@ def ranks(*sizes: int) -> Run:
 )
 def test_imbalance(sizes: tuple[int, ...], severities: list[Severity]) -> None:
     assert [f.severity for f in findings(MemoryImbalance, ranks(*sizes))] == severities
+
+
+def test_a_running_average_on_one_rank_is_a_choice() -> None:
+    """100 million parameters in float32 are 400 MB: rank 0 holds them once more."""
+    def holding(size_mb: int, rank: int) -> Recording:
+        params = event("params", opt=0, numels=[100_000_000], dtypes=["torch.float32"])
+        return recording([params], [row(s, rss_bytes=size_mb * MB) for s in range(3)], rank=rank)
+
+    def of(first_mb: int) -> Finding:
+        (found,) = findings(MemoryImbalance, run([holding(first_mb, 0), holding(600, 1)]))
+        return found
+
+    assert of(1050).severity is Severity.ADVICE and "1.1 times the trained parameters" in of(1050).notes[1]
+    assert of(1700).severity is Severity.WARNING
 
 
 def test_budget() -> None:

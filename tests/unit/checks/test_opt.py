@@ -239,6 +239,14 @@ def test_one_step_a_epoch_of_the_scheduler_is_healthy() -> None:
     assert findings(the_check(scheduler), once) == []
 
 
+@pytest.mark.parametrize(("backwards", "total", "severities"), [(1, 12, [Severity.WARNING]), (1, 24, [Severity.ADVICE]), (2, 12, [])])
+def test_a_scheduler_stepped_for_each_rank(backwards: int, total: int, severities: list[Severity]) -> None:
+    """12 steps: a schedule of 24 counts those of both ranks; two backwards a step are micro-batches."""
+    told = [event("scheduler_made", line=20, id=1, totals=[total]), *[event("scheduler", line=46, id=1, s=s) for s in range(1, 8) for _ in (0, 1)]]
+    made = two_ranks(each=lambda r, s: {"num_backward": backwards}, extra=lambda r: told)
+    assert [f.severity for f in findings(the_check(scheduler), made)] == severities
+
+
 def test_a_first_step_without_zeroing_is_healthy() -> None:
     healthy = two_ranks(each=lambda r, s: {"grad": 5, "flags": FLAG_CHANGED | (FLAG_ZEROED if s else 0)})
     assert findings(the_check(zero_grad), healthy) == []

@@ -214,3 +214,10 @@ def test_norms_that_differ_matter_where_something_is_clipped(max_norm: float | N
     """Norms 1 and 2; without a limit they are only logged."""
     made = two_ranks(ddp=False, each=by_rank(grad_norm=(1.0, 2.0)), extra=lambda r: [event("clip", line=36, norm=1.0, max_norm=max_norm)])
     assert [f.severity for f in findings(the_check(clip_local), made)] == ([severity] if severity is not None else [])
+
+
+@pytest.mark.parametrize(("backend", "dtypes", "fires"), [("nccl", ("float32",) * 2, False), ("gloo", ("float32",) * 2, True), ("nccl", ("float32", "int32"), True)])
+def test_nccl_gathers_lists_of_unequal_size(backend: str, dtypes: tuple[str, str], fires: bool) -> None:
+    group = event("pg", done=True, backend=backend, world_size=2)
+    made = two_ranks(extra=lambda r: [group, coll("all_gather", 53, 0, numel=3 + r, dtype=dtypes[r])])
+    assert bool(findings(the_check(dtype), made)) is fires

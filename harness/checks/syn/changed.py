@@ -1,0 +1,35 @@
+"""Parameters of a wrapped model that are no longer those that DDP saw in its constructor: what SYN104, SYN105 and SYN106 share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from harness.checks.base import Check
+from harness.checks.syn import replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class ChangedAfterWrap(Check):
+    """A change of one kind, that harmed: gradients of these parameters differ between ranks, or torch gave up waiting for them."""
+
+    severity = Severity.ERROR
+    explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "SYN110", "SYN111", "OPT101", "SYN114")
+    what: ClassVar[str]  # of the "wrap_changed" event
+    were: ClassVar[str]  # what was done to them, for the message
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run, ddp=True)
+        hits = replicas.changes(run, self.what)
+        names = list(hits[0][1]["names"] or []) if hits else []
+        parted = {n for p in facts.partings.values() for n in p.grad_names}
+        if not hits or not (replicas.reduction_failed(run) or parted & set(names) or replicas.has_unnamed(parted, names)):
+            return
+        yield self.finding(
+            f"{len(names)} parameters were {self.were} after the model was wrapped: DDP does not average them",
+            where=hits[0][1].where,
+            ranks=replicas.rank_list([r for r, _ in hits]),
+            notes=[replicas.listed(names), *replicas.failure_note(run)],
+            help="wrap the model after this change (construct DDP again), or make the change before wrapping",
+        )
