@@ -11,7 +11,7 @@ from typing import Any
 from harness import catalog
 from harness.errors import UsageError
 
-KEYS = {"replace", "with", "finds", "story", "args", "env", "at"}
+KEYS = {"replace", "with", "finds", "story", "env", "at"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Planted:
     story: str
     source: str  # the edited script
     lines: tuple[int, int] | None  # where the finding has to stand: the edit, or `at`; None: the edit takes a statement out
-    args: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()  # of the whole file: a shorter run than the scenario's own, for its healthy twin too
     env: Mapping[str, str] = field(default_factory=dict)  # e.g. a stand-in device table
 
     @property
@@ -39,10 +39,13 @@ def load(scenario: str, path: Path) -> list[Planted]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    return [_plant(scenario, name, entry, source, path) for name, entry in table.items()]
+    args = table.pop("args", [])
+    if not isinstance(args, list):
+        raise UsageError(f"{path}: args = {args!r} is no list of words")
+    return [_plant(scenario, name, entry, source, path, tuple(map(str, args))) for name, entry in table.items()]
 
 
-def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path: Path) -> Planted:
+def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path: Path, args: tuple[str, ...]) -> Planted:
     where = f"{path} [{name}]"
     if not isinstance(entry, dict) or not {"replace", "with", "finds"} <= set(entry) or set(entry) - KEYS:
         raise UsageError(f"{where}: needs replace, with and finds, and knows only {', '.join(sorted(KEYS))}")
@@ -59,7 +62,7 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
         str(entry.get("story", "")),
         edited,
         _lines_of(edited, str(entry["at"]), where) if "at" in entry else _edited_lines(old, new, first),
-        tuple(map(str, entry.get("args", ()))),
+        args,
         dict(entry.get("env", {})),
     )
 
