@@ -39,6 +39,17 @@ def make(run_dir: Path, attempt: int) -> Path:
     return folder
 
 
+def is_gone(run_dir: Path) -> bool:
+    """Whether somebody deleted the folder; a file server that stutters has not."""
+    try:
+        run_dir.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def newest(run_dir: Path) -> int:
     """The number of the latest attempt that wrote anything."""
     found = [0]

@@ -60,10 +60,12 @@ def require_slurm() -> None:
 
 
 def _check_run_folder(folder: Path) -> None:
-    """submitit takes these for its own marks, wherever in a path they stand."""
-    mark = next((mark for mark in ("%j", "%t", "%A", "%a") if mark in str(folder)), None)
+    """Slurm and submitit take these for marks of their own, wherever in the path of the job's log they stand."""
+    import re
+
+    mark = re.search(r"\\|%%|%[0-9]*[AabJjNnstux]", str(folder))
     if mark is not None:
-        raise UsageError(f"--launcher slurm: the run folder {folder} holds {mark}, which submitit replaces by a number; name another one with --out")
+        raise UsageError(f"--launcher slurm: the run folder {folder} holds {mark[0]}, which Slurm or submitit replaces; name another one with --out")
 
 
 def job_of_script(

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from harness import attempt, rundir
 from harness.launch import slurm_layout
 from harness.launch.command import LAUNCH_DIR, Command, python_of
+from harness.launch.gang import FOLDER_DELETED
 from harness.launch.slurm_follow import Follower, ending_of
 from harness.launch.slurm_queue import GONE, Inquiry, JobState
 from harness.model import Ending, Plan, Scheduler
@@ -47,23 +48,28 @@ class Carrier(Protocol):
     """What carries the run: a job of its own, or a step."""
 
     def poll(self, pressing: bool) -> JobState | None: ...
-    def cancel(self) -> None: ...
+    def cancel(self) -> bool: ...  # False: not yet
 
 
 class Job:
-    """A batch job that we submitted."""
+    """A batch job that we submitted. `folder`: where an earlier controller did; another job may bear its number by now, and is left alone."""
 
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
-        self._inquiry = Inquiry(job_id)
+    def __init__(self, job_id: str, folder: str = "") -> None:
+        self.job_id, self._is_ours = job_id, not folder
+        self.scancel: subprocess.Popen[bytes] | None = None  # not waited for: it may take minutes where slurmctld is away
+        self._inquiry = Inquiry(job_id, folder)
 
     def poll(self, pressing: bool) -> JobState | None:
-        return self._inquiry.poll(pressing)
+        state = self._inquiry.poll(pressing)
+        self._is_ours = self._is_ours or (state is not None and not state.ended)
+        return state
 
-    def cancel(self) -> None:
-        subprocess.Popen(
-            ["scancel", self.job_id], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-        )
+    def cancel(self) -> bool:
+        if self._is_ours:
+            self.scancel = subprocess.Popen(
+                ["scancel", self.job_id], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        return self._is_ours
 
 
 class Step:
@@ -80,8 +86,9 @@ class Step:
         self.error = ending.launcher_error
         return JobState("COMPLETED" if not ending.launcher_error else "FAILED")
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         self._inner.stop("interrupted")
+        return True
 
 
 class SlurmHandle:
@@ -132,20 +139,26 @@ class SlurmHandle:
         """By the control file, so that every node ends its ranks in order; by scancel where nothing runs yet or nobody obeys."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
-            attempt.write_note(self._run_dir / attempt.CONTROL, f"stop {reason}\n")
-            if not self.follower.account.hellos:
-                self._cancel()
+            self._cancel_if_nothing_runs()
+            with contextlib.suppress(OSError):  # a full disk: scancel follows
+                attempt.write_note(self._run_dir / attempt.CONTROL, f"stop {reason}\n")
+
+    def _cancel_if_nothing_runs(self) -> None:
+        if self._stopped_at is not None and not self.follower.account.hellos:
+            self._cancel()
 
     def _cancel(self) -> None:
         if not self._cancelled:
-            self._cancelled = True
-            self._carrier.cancel()
+            self._cancelled = self._carrier.cancel()
 
     # ---- following
 
     def _follow(self) -> None:
         account = self.follower.poll()
+        if attempt.is_gone(self._run_dir):
+            self.stop(FOLDER_DELETED)
         self.state = self._carrier.poll(pressing=self._all_told or self._cancelled) or self.state
+        self._cancel_if_nothing_runs()
         if not account.hellos and (self.state is None or self.state.waits):
             self.pending_s = time.monotonic() - self._since
         requeued = self.state is not None and self.state.restarts > self.attempt
@@ -191,6 +204,8 @@ class SlurmHandle:
             reason = "timeout"
         elif self._stopped_at is None and state not in ("", "COMPLETED", "FAILED", "OUT_OF_MEMORY") and not account.clean:
             reason = "scheduler"
+        if attempt.is_gone(self._run_dir):
+            reason = FOLDER_DELETED
         error = told.launcher_error
         if not told.started and not error:
             error = self._why_nothing_ran(state)
@@ -260,20 +275,17 @@ def submit(plans: Sequence[Plan], folders: Sequence[Path], with_reference: bool)
     for run_dir in folders:
         attempt.make(run_dir, 0)
         attempt.write_note(run_dir / attempt.CONTROL, "")
+        (run_dir / attempt.SLURM_DIR).mkdir(mode=0o700, exist_ok=True)
     text = slurm_layout.text(plans, folder, with_reference)
     (folder / "submission.sh").write_text(text, "utf-8")
     request = {
         "folder": str(folder),
         "text": text,
         "commands": [slurm_layout.node_command(plan, run_dir) for plan, run_dir in zip(plans, folders, strict=True)],
+        "notes": [str(run_dir.absolute() / attempt.SLURM_DIR / JOB_FILE) for run_dir in folders],
         "unset": [slurm_layout.variable_of(name) for name in slurm_layout.settings_of(plans[0]).explicit],
     }
-    answer = _ask_submitit(python_of(plans[0]), request)
-    if isinstance(answer, str):
-        return answer
-    for run_dir, job_id in zip(folders, answer, strict=True):
-        remember(run_dir, job_id)
-    return answer
+    return _ask_submitit(python_of(plans[0]), request)
 
 
 def _ask_submitit(python: str, request: dict[str, Any]) -> list[str] | str:
@@ -292,17 +304,16 @@ def _ask_submitit(python: str, request: dict[str, Any]) -> list[str] | str:
     return [str(job) for job in answer["jobs"]] if "jobs" in answer else str(answer["error"])
 
 
-def remember(run_dir: Path, job_id: str) -> None:
-    (run_dir / attempt.SLURM_DIR).mkdir(mode=0o700, exist_ok=True)
-    rundir.write_json(run_dir / attempt.SLURM_DIR / JOB_FILE, {"job_id": job_id})
+def noted(run_dir: Path) -> tuple[str, str]:
+    """(id, folder of submission) of the job that carries the run in this folder; "" where none was submitted."""
+    path = run_dir / attempt.SLURM_DIR / JOB_FILE
+    raw = rundir.read_json(path) if path.is_file() else {}
+    job_id, folder = (raw.get("job_id"), raw.get("folder", "")) if isinstance(raw, dict) else (None, "")
+    return (job_id, str(folder)) if isinstance(job_id, str) and job_id.replace("_", "").isdecimal() else ("", "")
 
 
 def job_of(run_dir: Path) -> str:
-    """The job that carries the run in this folder; "" where none was submitted."""
-    path = run_dir / attempt.SLURM_DIR / JOB_FILE
-    raw = rundir.read_json(path) if path.is_file() else {}
-    job_id = raw.get("job_id") if isinstance(raw, dict) else None
-    return job_id if isinstance(job_id, str) and job_id.replace("_", "").isdecimal() else ""
+    return noted(run_dir)[0]
 
 
 class SlurmLauncher:
@@ -313,6 +324,7 @@ class SlurmLauncher:
         self._handle: SlurmHandle | None = None
         self._inner: Any = None
         self._rejected: dict[Path, str] = {}
+        self._submitted: set[Path] = set()
 
     def submit(self, runs: Sequence[tuple[Plan, Path]]) -> None:
         """Runs of the same shape become one array: one line in the queue, one decision of the scheduler."""
@@ -322,6 +334,8 @@ class SlurmLauncher:
             answer = submit(plans, folders, any(_has_reference(run_dir) for run_dir in folders))
             if isinstance(answer, str):
                 self._rejected.update(dict.fromkeys(folders, answer))
+            else:
+                self._submitted.update(folders)
 
     def start(self) -> None:
         """Nothing to start: nodes bring their own supervisors."""
@@ -331,7 +345,7 @@ class SlurmLauncher:
             return self._follow_reference(plan, run_dir)
         if run_dir in self._rejected:
             return Rejected(self._rejected[run_dir])
-        job_id = job_of(run_dir)
+        job_id, folder = noted(run_dir)
         if not job_id and slurm_layout.settings_of(plan).allocation:
             return self._step(plan, run_dir)
         if not job_id:
@@ -339,7 +353,9 @@ class SlurmLauncher:
             if isinstance(answer, str):
                 return Rejected(answer)
             job_id = answer[0]
-        self._handle = SlurmHandle(plan, run_dir, Job(job_id), attempt.newest(run_dir))
+            self._submitted.add(run_dir)
+        job = Job(job_id, "" if run_dir in self._submitted else folder)
+        self._handle = SlurmHandle(plan, run_dir, job, attempt.newest(run_dir))
         return self._handle
 
     def _step(self, plan: Plan, run_dir: Path) -> SlurmHandle:

@@ -29,6 +29,7 @@ from harness import attempt, rundir
 from harness.launch import job as wire
 from harness.launch import silence, slurm_meet, spawn, warm
 from harness.launch.command import AGENT_LOG, Command, Place, for_the_shim, python_of, rank_environment, script_path, shim
+from harness.launch.gang import FOLDER_DELETED
 from harness.launch.rank_shim import ENV_FIFO, FIFO
 from harness.launch.slurm_layout import num_agents, settings_of
 from harness.launch.slurm_meet import Endpoint
@@ -63,6 +64,7 @@ class Node(Supervisor):
         self._in_reference = False
         self._log_at = 0
         self._folder = run_dir
+        self._unsaid = b""
         self._enter(run_dir)
         self._tell({"ev": "hello", **self._facts()})
 
@@ -136,13 +138,20 @@ class Node(Supervisor):
             self.ending = event
             if self._may_retry(event):
                 return
-        line = json.dumps({"t": time.time_ns(), "agent": self.agent, **event}) + "\n"
-        os.write(self._events, line.encode())
+        self._unsaid += (json.dumps({"t": time.time_ns(), "agent": self.agent, **event}) + "\n").encode()
+        self._say()
+
+    def _say(self) -> None:
+        """What a full disk or a file server that is away did not take is said again at the next beat: it is no reason to end a training."""
+        with contextlib.suppress(OSError):
+            while self._unsaid:
+                self._unsaid = self._unsaid[os.write(self._events, self._unsaid) :]
 
     def _say_down(self, event: dict[str, Any]) -> None:
         self._failed_rank = True
         if self.num_agents > 1:
-            attempt.write_note(self._folder / attempt.NODES_DIR / attempt.DOWN, f"rank {event['rank']} on agent {self.agent}")
+            with contextlib.suppress(OSError):
+                attempt.write_note(self._folder / attempt.NODES_DIR / attempt.DOWN, f"rank {event['rank']} on agent {self.agent}")
 
     def _facts(self) -> dict[str, Any]:
         names = ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_NODEID", "SLURM_LOCALID", "SLURM_CPUS_PER_TASK")
@@ -167,12 +176,16 @@ class Node(Supervisor):
             self._after(self.ending)
         if not self._pulse.due:
             return
-        self._pulse.beat(gang.members() if gang is not None and not gang.waiting else ())
+        self._say()
+        with contextlib.suppress(OSError):
+            self._pulse.beat(gang.members() if gang is not None and not gang.waiting else ())
         if gang is not None:
             self._look_around()
 
     def _look_around(self) -> None:
         assert self._gang is not None
+        if attempt.is_gone(self.run_dir):
+            return self._stop(FOLDER_DELETED)
         order, _, reason = attempt.read_note(self.run_dir / attempt.CONTROL).strip().partition(" ")
         if order == "stop":
             return self._stop(reason or "interrupted")
@@ -238,8 +251,8 @@ class Node(Supervisor):
 
     def _run_reference(self, folder: Path) -> None:
         self.exit_code, self._in_reference = 0, True
-        os.close(self._events)
         plan = rundir.read_plan(folder)
+        os.close(self._events)
         self._enter(folder)
         self._start(plan, self._command(plan, Place()))
 
@@ -256,6 +269,7 @@ class Node(Supervisor):
             with contextlib.suppress(OSError):
                 shutil.copyfile(log, self._folder / protocol.LOG_DIR / f"agent-{self.agent}.log")
         shutil.rmtree(self.private, ignore_errors=True)
+        self._say()
         os.close(self._events)
 
 

@@ -62,7 +62,8 @@ def make(words: Sequence[str], profile: Mapping[str, Any], origin: str, max_pend
                 raise UsageError(f"{origin} {word}: write it as key=value, such as partition=gpu, or as a flag of sbatch with its dashes: --slurm=--{word}")
             _take(name, text, options, ours, f"{origin} {word}")
         explicit.append(name)
-    setup = [*(f"module load {shlex.quote(name)}" for name in _texts("modules", ours.get("modules", ()), origin)), *_texts("setup", ours.get("setup", ()), origin)]
+    modules = [f"module load {shlex.quote(name)} || exit 1" for name in _texts("modules", ours.get("modules", ()), origin)]
+    setup = [*modules, *_texts("setup", ours.get("setup", ()), origin)]
     return Slurm(
         options=options,
         explicit=tuple(name for name in explicit if name in options),

@@ -54,11 +54,11 @@ def _known(reason: str) -> str:
 
 
 def parse_sacct(text: str) -> JobState | None:
-    """`sacct -X -n -P -o State,NodeList`: "CANCELLED by 1000|n1"."""
+    """`sacct -X -n -P -o State,NodeList,WorkDir`: "CANCELLED by 1000|n1|/shared/me"."""
     lines = [line for line in text.splitlines() if line.strip()]
     if not lines:
         return None
-    state, _, nodes = lines[-1].partition("|")
+    state, nodes = [*lines[0].split("|"), ""][:2]
     word, _, rest = state.partition(" ")
     return JobState(word, rest, "" if nodes.strip() == "None assigned" else nodes.strip())
 
@@ -96,8 +96,9 @@ class Client:
 class Inquiry:
     """The state of one job, as last heard."""
 
-    def __init__(self, job_id: str) -> None:
-        self.job_id = job_id
+    def __init__(self, job_id: str, folder: str = "") -> None:
+        """`folder`: where it was submitted, to tell it from a later job of the same number; "" where there was no time for one."""
+        self.job_id, self._folder = job_id, folder
         self.last: JobState | None = None
         self._client = Client()
         self._asks = ""
@@ -123,12 +124,19 @@ class Inquiry:
         found = parse_scontrol(text) if self._asks == "scontrol" else parse_sacct(text) if code == 0 else None
         if found is None and self._asks == "scontrol" and UNKNOWN_JOB.search(text):
             self._asks = "sacct"  # it ended longer ago than slurmctld remembers
-            return self._client.ask(["sacct", "-j", self.job_id, "-X", "-n", "-P", "-o", "State,NodeList"])
+            return self._client.ask(["sacct", "-j", self.job_id, "-X", "-n", "-P", "-o", "State,NodeList,WorkDir"])
+        if found is not None and self._is_another(text):
+            found = JobState(GONE)
         if self._asks == "sacct" and (found is None or not found.ended):  # accounts may hold a job to be running for ever (sacctmgr show runaway)
             found = JobState(GONE)
         self.last = found or self.last
         self._next = time.monotonic() + self._pause()
         return None
+
+    def _is_another(self, text: str) -> bool:
+        """Whether Slurm speaks of a job that was submitted elsewhere: numbers come again, after a wrap or on a new cluster."""
+        before = "WorkDir=" if self._asks == "scontrol" else r"\|"
+        return bool(self._folder) and before.strip("\\") in text and not re.search(rf"{before}{re.escape(self._folder)}(\s|$)", text)
 
     def _pause(self) -> float:
         """A minute of questions at the start, then few: what matters comes from the ranks' own files."""

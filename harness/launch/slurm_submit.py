@@ -1,6 +1,6 @@
 """Submits through submitit, in a process of its own: the controller never imports it. Reads a request from stdin, prints what came of it.
 
-    request: {"folder": .., "text": .., "commands": [[argv], ..], "unset": [names]}     one command a job; several make an array
+    request: {"folder": .., "text": .., "commands": [[argv], ..], "notes": [paths], "unset": [names]}     one command a job; several make an array
     answer:  {"jobs": ["123"]} or {"jobs": ["123_0", "123_1"]}, or {"error": "what sbatch said"}
 
 submitit brings the pickles, their folder and the call of sbatch; the text is ours. Each pickle holds `os.execv` and a command line: the task's process
@@ -26,7 +26,7 @@ def submit(request: dict[str, Any]) -> list[str]:
             return str(request["text"])
 
     folder = Path(request["folder"])
-    os.chdir(folder)  # the job's own log is named relative to it
+    os.chdir(folder)  # the job's own log is named relative to it, and Slurm remembers it: how a job is told from a later one of the same number
     executor = OurText(folder)
     calls = [utils.DelayedSubmission(os.execv, argv[0], list(argv)) for argv in request["commands"]]
     if len(calls) == 1:
@@ -42,6 +42,14 @@ def submit(request: dict[str, Any]) -> list[str]:
     return [job.job_id for job in jobs]
 
 
+def remember(jobs: list[str], request: dict[str, Any]) -> None:
+    """Written here: the controller may have been killed by now, and `harness attach` has to find the job."""
+    for job_id, note in zip(jobs, request["notes"], strict=True):
+        path = Path(note)
+        path.with_suffix(".new").write_text(json.dumps({"job_id": job_id, "folder": str(Path.cwd())}), "utf-8")
+        path.with_suffix(".new").replace(path)
+
+
 def main() -> None:
     request = json.loads(sys.stdin.read())
     for name in request["unset"]:
@@ -49,6 +57,7 @@ def main() -> None:
     os.umask(0o077)
     try:
         answer: dict[str, Any] = {"jobs": submit(request)}
+        remember(answer["jobs"], request)
     except Exception as error:  # whatever submitit or sbatch say is the user's to read
         answer = {"error": str(error).strip() or repr(error)}
     print(json.dumps(answer))

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DEV_CLUSTER = ROOT / "scripts" / "slurm-dev-cluster"
-TINY = Path(__file__).with_name("tiny.py")
+TINY, QUICK = Path(__file__).with_name("tiny.py"), Path(__file__).with_name("quick.py")
 GOES_ON = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 SLOW = bool(os.environ.get("HARNESS_TEST_SLURM_SLOW"))
 _reason: list[str] = []
@@ -98,10 +99,15 @@ class Cluster:
     def run(self, cwd: Path, *words: str, **env: str) -> tuple[int, str]:
         return self.start(cwd, *words, **env).end()
 
+    def inside(self, node: str, *words: str) -> None:
+        """Runs a command in a node's own mount namespace."""
+        mark = f"_node {self.folder} {node}"
+        pid = next(process.pid for process in processes() if process.line.endswith(mark) and not process.line.startswith("unshare"))
+        subprocess.run(["nsenter", "--mount", "--target", str(pid), *words], check=True, timeout=20)
+
     def left_behind(self, mark: str) -> list[str]:
-        """Processes on any node whose command line holds these words; nodes are namespaces of this machine, so all are seen."""
-        found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-        return [line for line in found.splitlines() if mark in line and "pytest" not in line]
+        """Processes on any node that name this folder or stand in it; nodes are namespaces of this machine, so all are seen."""
+        return [process.line for process in processes() if process.pid != os.getpid() and process.knows(mark)]
 
     def nothing_left(self, mark: str, limit_s: float = 15.0) -> None:
         until = time.monotonic() + limit_s
@@ -111,6 +117,25 @@ class Cluster:
 
     def stop(self) -> None:
         subprocess.run([DEV_CLUSTER, "stop", "--dir", self.folder], capture_output=True, timeout=60)
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    line: str
+    more: str  # its environment and its folder
+
+    def knows(self, mark: str) -> bool:
+        return mark in self.line or mark in self.more
+
+
+def processes() -> list[Process]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):  # gone meanwhile, or no process
+            words, more = ((entry / name).read_bytes().decode("utf-8", "replace") for name in ("cmdline", "environ"))
+            found.append(Process(int(entry.name), words.replace("\0", " ").strip(), f"{more}\0{(entry / 'cwd').readlink()}"))
+    return found
 
 
 def bring_up(*options: str) -> Cluster:
@@ -161,8 +186,9 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
-    """A folder with a tiny training in it."""
-    shutil.copy(TINY, tmp_path / "tiny.py")
+    """A folder with a tiny training in it, and a job without torch."""
+    for script in (TINY, QUICK):
+        shutil.copy(script, tmp_path)
     return tmp_path
 
 

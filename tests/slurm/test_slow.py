@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -62,6 +63,19 @@ def test_a_preempted_job_is_followed_and_its_first_attempt_is_not_read(cluster: 
     assert document["ending"]["scheduler"]["attempt"] == 1 and [r["num_steps"] for r in document["ranks"]] == [40, 40]
     first = desk / ".harness" / "latest" / "rec"
     assert list(first.glob("*.jsonl")), "the first attempt's recordings are kept apart, not removed"
+    cluster.nothing_left(str(desk))
+
+
+def test_a_run_folder_that_one_node_does_not_share(cluster: Cluster, desk: Path) -> None:
+    """n2 has a folder of its own in that place, as with /tmp or a local home; submitit waits a minute there for its pickle."""
+    (desk / "shared").mkdir()
+    cluster.inside("n2", "mount", "-t", "tmpfs", "none", str(desk / "shared"))
+    try:
+        code, text = cluster.run(desk, "run", "quick.py", *TASKS, "--slurm", "nodelist=n1,n2", "--out", "shared/run")
+    finally:
+        cluster.inside("n2", "umount", str(desk / "shared"))
+    found = json.loads((desk / "shared" / "run" / "report.json").read_text())
+    assert code in (1, 4) and codes(found) == ["LAU138"], text
     cluster.nothing_left(str(desk))
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -32,10 +33,10 @@ for step in range(40):
             raise ValueError("boom on rank 1")
         if what == "kill" and rank == 1:
             os.kill(os.getpid(), 9)
-        if what == "eat" and rank == 1:
-            held = [bytearray(b"x" * 50_000_000) for _ in range(200)]
         if what == "sleep":
             time.sleep(float(more))
+        while what == "wait" and not Path(more).exists():
+            time.sleep(0.05)
         if what == "sleep-first" and os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
             time.sleep(float(more))
     optimizer.step()

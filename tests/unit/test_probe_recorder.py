@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,21 @@ def page(recorder: Recorder) -> protocol.Status:
     found = protocol.parse_status(path.read_bytes())
     assert found is not None
     return found
+
+
+def test_the_page_has_room_on_the_disk_before_it_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole that finds none would be a bus error in the user's process."""
+    blocks: list[int] = []
+
+    def mapped(fd: int, num_bytes: int) -> bytearray:
+        blocks.append(os.fstat(fd).st_blocks)
+        return bytearray(num_bytes)
+
+    monkeypatch.setattr("harness.probe.recorder.mmap.mmap", mapped)
+    made = Recorder(str(tmp_path), "main")
+    made.phase("train")
+    made.forget()
+    assert blocks and blocks[0] > 0
 
 
 def test_a_call_is_on_the_page_at_once_when_the_last_write_is_old(recorder: Recorder) -> None:

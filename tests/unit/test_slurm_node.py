@@ -162,7 +162,7 @@ class Stopped:
     def members(self) -> list[Any]:
         return []
 
-    def stop(self, reason: str, grace_s: float | None) -> None:
+    def stop(self, reason: str, grace_s: float | None = None) -> None:
         self.reason = reason
 
 
@@ -175,3 +175,33 @@ def test_whom_the_ranks_do_not_hear_is_told_once_before_they_are_ended(node: Any
     one._stop("hang")
     one._gang = None
     assert gang.reason == "hang" and [e["peers"] for e in told(tmp_path) if e["ev"] == "silent"] == [silent]
+
+
+def test_a_full_disk_ends_nothing_and_is_caught_up_with(node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, write = node(), os.write
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(attempt, "write_note", full)
+        patched.setattr(os, "write", full)
+        one._tell({"ev": wire.EXIT, "rank": 0, "pid": 1, "code": 1, "time_ns": 1, "by_us": False})
+        one._each_turn()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda fd, data: write(fd, data[:7]))  # a little room
+        one._pulse._next = 0.0
+        one._each_turn()
+    assert [event["ev"] for event in told(tmp_path)] == ["hello", wire.EXIT]
+
+
+def test_a_deleted_run_folder_ends_the_ranks(node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, gang = node(), Stopped()
+    monkeypatch.setattr(slurm_node.silence, "silent_peers", lambda pids: [])
+    one._gang = gang
+    one._look_around()
+    assert gang.reason == "exited"
+    one.run_dir = tmp_path / "gone"
+    one._look_around()
+    one._gang = None
+    assert gang.reason == "folder-deleted"

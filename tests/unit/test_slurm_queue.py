@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.launch import slurm_queue
+from harness.launch.slurm import Job
 from harness.launch.slurm_queue import GONE, Inquiry, JobState
 
 FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
@@ -52,3 +53,26 @@ def test_a_client_that_hangs_is_ended_and_asked_again(says: object, tmp_path: Pa
     monkeypatch.setattr(slurm_queue, "CLIENT_LIMIT_S", 0.3)
     says("scontrol", f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; exec sleep 600; }}; echo 'JobId=7 JobState=RUNNING Reason=None'")  # type: ignore[operator]
     assert answer(Inquiry("7")).state == "RUNNING"
+
+
+@pytest.mark.parametrize("folder", ["/a b/slurm", "/a b/slurm2", ""])
+def test_a_later_job_of_the_same_number_is_another(says: object, folder: str) -> None:
+    says("scontrol", "echo 'JobId=7 JobState=RUNNING Reason=None WorkDir=/a b/slurm StdErr=x'")  # type: ignore[operator]
+    assert answer(Inquiry("7", folder)).state == (GONE if folder == "/a b/slurm2" else "RUNNING")
+    says("scontrol", FORGOTTEN)  # type: ignore[operator]
+    says("sacct", "echo 'FAILED|n1|/a b/slurm'")  # type: ignore[operator]
+    assert answer(Inquiry("7", folder)).state == (GONE if folder == "/a b/slurm2" else "FAILED")
+
+
+def test_a_job_that_is_not_ours_is_not_cancelled(says: object, tmp_path: Path) -> None:
+    says("scancel", f"echo $1 >> {tmp_path}/cancelled")  # type: ignore[operator]
+    says("scontrol", "echo 'JobId=7 JobState=RUNNING Reason=None WorkDir=/theirs StdErr=x'")  # type: ignore[operator]
+    job = Job("7", "/ours")
+    assert not job.cancel()  # nothing is known of it yet
+    while job.poll(pressing=True) is None:
+        time.sleep(0.01)
+    assert not job.cancel() and not (tmp_path / "cancelled").exists()
+    ours = Job("8")
+    assert ours.cancel() and ours.scancel is not None
+    ours.scancel.wait(20)
+    assert (tmp_path / "cancelled").read_text() == "8\n"

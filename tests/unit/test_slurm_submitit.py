@@ -38,7 +38,7 @@ def test_the_command_of_a_task_is_submitits_own(cluster: Path) -> None:
 
 
 def test_one_run_is_submitted_with_our_text(cluster: Path) -> None:
-    request = {"folder": str(cluster), "text": "#!/bin/bash\n# ours\n", "commands": [["/bin/echo", "hi"]], "unset": []}
+    request = {"folder": str(cluster), "text": "#!/bin/bash\n# ours\n", "commands": [["/bin/echo", "hi"]], "notes": [], "unset": []}
     assert slurm_submit.submit(request) == ["4711"]
     root = cluster.parents[1]
     assert (root / "got.sh").read_text() == "#!/bin/bash\n# ours\n"
@@ -47,7 +47,7 @@ def test_one_run_is_submitted_with_our_text(cluster: Path) -> None:
 
 
 def test_an_array_has_one_pickle_an_element(cluster: Path) -> None:
-    request = {"folder": str(cluster), "text": "x", "commands": [["a"], ["b"], ["c"]], "unset": []}
+    request = {"folder": str(cluster), "text": "x", "commands": [["a"], ["b"], ["c"]], "notes": [], "unset": []}
     assert slurm_submit.submit(request) == ["4711_0", "4711_1", "4711_2"]
     assert sorted(path.name for path in cluster.glob("*_submitted.pkl")) == [f"4711_{number}_submitted.pkl" for number in range(3)]
 
@@ -57,7 +57,7 @@ def test_what_sbatch_says_against_it_comes_back(cluster: Path, monkeypatch: pyte
     import json
 
     (cluster.parents[1] / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: nope' >&2\nexit 1\n")
-    request = {"folder": str(cluster), "text": "x", "commands": [["a"]], "unset": ["SBATCH_PARTITION"]}
+    request = {"folder": str(cluster), "text": "x", "commands": [["a"]], "notes": [], "unset": ["SBATCH_PARTITION"]}
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
     monkeypatch.setenv("SBATCH_PARTITION", "nope")
     slurm_submit.main()
@@ -68,6 +68,19 @@ def test_what_sbatch_says_against_it_comes_back(cluster: Path, monkeypatch: pyte
 def test_a_pickle_holds_a_command_and_nothing_of_ours(cluster: Path) -> None:
     import pickletools
 
-    slurm_submit.submit({"folder": str(cluster), "text": "x", "commands": [["/bin/true", "run"]], "unset": []})
+    slurm_submit.submit({"folder": str(cluster), "text": "x", "commands": [["/bin/true", "run"]], "notes": [], "unset": []})
     found = {str(arg) for op, arg, _ in pickletools.genops((cluster / "4711_submitted.pkl").read_bytes()) if op.name.endswith("UNICODE")}
     assert "execv" in found and not any("harness.launch" in text for text in found)
+
+
+def test_the_job_is_noted_also_where_nobody_waits_for_the_answer(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller may have been killed while sbatch was at it."""
+    import io
+    import json
+
+    notes = [cluster / f"job-{number}.json" for number in range(2)]
+    request = {"folder": str(cluster), "text": "x", "commands": [["a"], ["b"]], "notes": [str(note) for note in notes], "unset": []}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(request)))
+    monkeypatch.setattr(sys, "stdout", None)
+    slurm_submit.main()
+    assert [json.loads(note.read_text()) for note in notes] == [{"job_id": f"4711_{n}", "folder": str(cluster)} for n in range(2)]

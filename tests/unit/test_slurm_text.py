@@ -118,7 +118,7 @@ def test_a_profile_holds_what_a_cluster_needs_and_what_is_typed_wins() -> None:
     profile = {"partition": "cpu", "modules": ["gcc", "cuda/12"], "setup": "source env.sh", "ranks": "task", "flags": ["--exclusive"], "requeue": True}
     slurm_ = made("partition=gpu", profile=profile)
     assert slurm_.options == {"partition": "gpu", "exclusive": "", "requeue": ""}
-    assert slurm_.setup == ("module load gcc", "module load cuda/12", "source env.sh")
+    assert slurm_.setup == ("module load gcc || exit 1", "module load cuda/12 || exit 1", "source env.sh")
     assert slurm_.ranks == "task"
 
 
