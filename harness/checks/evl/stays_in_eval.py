@@ -17,8 +17,8 @@ Right
         train_one_epoch(model); evaluate(model)
 
 Known limits
-    A model that is trained in eval mode from the start, or whose layers are frozen one by one, is taken as meant. One rank alone in eval
-    mode is SYN120.
+    A model that is trained in eval mode from the start, or whose layers are frozen one by one, is taken as meant. An `eval()` after which nothing
+    is measured before training goes on (statistics that are frozen for the last epochs) is advice. One rank alone in eval mode is SYN120.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from collections.abc import Iterable
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import number
-from harness.checks.evl import layers
+from harness.checks.evl import evaluations, layers
 from harness.model import Finding, Severity, Where
-from harness.record import Recording, Run
+from harness.record import Event, Recording, Run
 
 MIN_STEPS = 2
 
@@ -53,23 +53,27 @@ class StaysInEval(Check):
             first, last = max(s for s in starts if s is not None), min(r.num_steps for r in run.present) - 1
             if last - first + 1 < MIN_STEPS:
                 raise Inconclusive("the run ended right after a switch to eval mode")
-            yield self.finding(
-                f"steps {first} to {last} were trained in eval mode: nothing called train() after the evaluation",
-                where=_trained_at(run, first) or _switched_at(run, first),
-                ranks=run.rank_ids,
-                notes=[f"{last - first + 1} of {last + 1} steps; {layers.told(run)}", *_switch_note(_switched_at(run, first))],
-                help="call `model.train()` at the start of every training epoch",
-            )
+            yield self._found(run, first, last)
             return
+
+    def _found(self, run: Run, first: int, last: int) -> Finding:
+        switch = _switch(run, first)
+        frozen = switch is not None and _measures_nothing(run, *switch)
+        at = switch[1].where if switch is not None else None
+        return self.finding(
+            f"steps {first} to {last} were trained in eval mode: "
+            + ("eval() was called right before them" if frozen else "nothing called train() after the evaluation"),
+            where=_trained_at(run, first) or at,
+            ranks=run.rank_ids,
+            notes=[f"{last - first + 1} of {last + 1} steps; {layers.told(run)}", *([f"eval() was called at line {at.line}"] if at is not None else [])],
+            help="call `model.train()` at the start of every training epoch",
+            severity=Severity.ADVICE if frozen else None,
+        )
 
 
 def _trained_at(run: Run, step: int) -> Where | None:
     """The loop that trains from this step on."""
     return next((p.where for p in passes.training(run) if p.opened.step >= step), None)
-
-
-def _switch_note(where: Where | None) -> list[str]:
-    return [f"eval() was called at line {where.line}"] if where is not None else []
 
 
 def _last_switch(recording: Recording, opt: int) -> int | None:
@@ -80,10 +84,16 @@ def _last_switch(recording: Recording, opt: int) -> int | None:
     return modes[-1].step
 
 
-def _switched_at(run: Run, step: int) -> Where | None:
-    """The eval() that was never taken back."""
-    for recording in run.present:
-        switched = [e for e in recording.of("mode") if not e["training"] and 0 < e.step <= step]
+def _switch(run: Run, step: int) -> tuple[int, Event] | None:
+    """(rank, the eval() that was never taken back) of the first rank that told it."""
+    for rank, recording in enumerate(run.ranks):
+        switched = [e for e in recording.of("mode") if not e["training"] and 0 < e.step <= step] if recording is not None else []
         if switched:
-            return switched[-1].where
+            return rank, switched[-1]
     return None
+
+
+def _measures_nothing(run: Run, rank: int, switch: Event) -> bool:
+    """No evaluation of the rank ends between this eval() and the step that follows, though it has some elsewhere."""
+    told = evaluations.by_rank(run)[rank]
+    return bool(told) and not any(e.step == switch.step and e.ended_ns > switch.t_ns for e in told)

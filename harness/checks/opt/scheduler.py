@@ -51,8 +51,8 @@ class SchedulerPerRank(Check):
                 total = _total(recording, {e["id"] for e in own})
                 lasts = total >= 0.9 * run.world_size * recording.num_steps
                 yield self.finding(
-                    f"the scheduler is stepped {run.world_size} times an optimizer step, once for each rank: its schedule "
-                    f"ends {run.world_size} times too early",
+                    f"the scheduler is stepped {run.world_size} times an optimizer step, once for each rank"
+                    + ("" if lasts else f": its schedule ends {run.world_size} times too early"),
                     severity=Severity.ADVICE if lasts else None,
                     where=events[-1][1].where,
                     ranks=run.rank_ids,

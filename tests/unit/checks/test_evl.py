@@ -311,6 +311,19 @@ def test_stays_in_eval() -> None:
     silent(StaysInEval, two(modes((0, True), (4, False)), modes((0, True)), rows=(rows, rows)))  # one rank: SYN120
 
 
+def test_statistics_frozen_on_purpose() -> None:
+    """eval(), and training goes on at once; the evaluation of step 4 came before it."""
+    rows = [row(i) for i in range(8)]
+
+    def of(rank: int, *, measures: bool) -> list[Event]:
+        before = [] if measures else measured(1, 4, rank=rank)
+        off = event("mode", line=48, s=4, training=False)
+        return [*modes((0, True), (4, False)), *before, off, *(measured(1, 4, rank=rank) if measures else [])]
+
+    found = [said(StaysInEval, two(*(of(r, measures=m) for r in range(2)), rows=(rows, rows))) for m in (False, True)]
+    assert [f.severity for f in found] == [Severity.ADVICE, Severity.ERROR] and "right before them" in found[0].message
+
+
 def never(switch: dict[str, Any], *before: Event) -> Run:
     told = {"root_training": True, "dropout": 1, "batchnorm": 0, "body_random": True, "batchnorm_moved": False} | switch
     return two(
