@@ -16,7 +16,7 @@ Right
 
 Known limits
     Ranks that each hold data of their own may have a sampler for one replica: told by samples that no two ranks have in common. There, a
-    sampler for all ranks shards a second time. Silent where the model is not replicated over the whole world (tensor or pipeline parallel
+    sampler for all ranks shards a second time, unless the script may have drawn the samples at random, on each rank others. Silent where the model is not replicated over the whole world (tensor or pipeline parallel
     groups have samplers of their own size).
 """
 
@@ -67,7 +67,7 @@ class WrongWorld(Check):
     def _twice(self, run: Run, sampled: list[Pass]) -> Iterable[Finding]:
         first = sampled[0]
         left = first.dataset_len - first.num_samples
-        if left <= 0 or not first.exhausted:
+        if left <= 0 or not first.exhausted or _drawn_apart(run, first):
             return
         yield self.finding(
             f"the data is sharded twice: each rank holds other samples, and the sampler deals it only one in {run.world_size} of its own",
@@ -93,6 +93,13 @@ def _own_data(run: Run, sampled: list[Pass]) -> bool:
     entries = [[t.get(name) for t in tables] for name in tables[0]]
     whole = [e for e in entries if all(isinstance(v, list) and len(v) >= 3 and v[2] == first.dataset_len for v in e)]
     return any(len({repr(v[1]) for v in e if v}) == len(e) for e in whole)
+
+
+def _drawn_apart(run: Run, first: Pass) -> bool:
+    """The script drew, before it trained, at least a number for each sample, and other numbers on each rank: toy data, made without a seed."""
+    told = [next((e["drawn"] for e in r.of("dataset") if e["kind"] == first.opened["dataset"]), None) for r in run.present]
+    drawn = [d for d in told if isinstance(d, list) and len(d) == 3]
+    return bool(drawn) and min(passes.number(d[1]) for d in drawn) >= first.dataset_len and len({repr(d[2]) for d in drawn}) > 1
 
 
 def _attributes(recording: Recording, kind: str) -> Mapping[str, Any]:

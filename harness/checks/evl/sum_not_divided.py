@@ -64,7 +64,7 @@ class MetricSumNotDivided(Check):
                 local = [b[i] for b in one.before]
                 if not reductions.mean_like(local) or min(local) == 0 or not (value.is_near(after) or value.is_near(100 * after)):
                     continue
-                if any(value.is_near(b) or value.is_near(100 * b) for b in local):
+                if any(value.is_near(b) or value.is_near(100 * b) for b in local) or _mean_of_another(run, value, _before(sums, report), (one, i)):
                     continue
                 if _are_means(local, report, epochs, run, one):
                     return self._found(
@@ -112,6 +112,12 @@ def _divided_at(run: Run, where: Where | None) -> Where | None:
 def _before(sums: list[Reduction], report: Report) -> list[Reduction]:
     """Reductions before a report with no step of training between, latest first."""
     return [r for r in reversed(sums) if r.at_t(report.rank) < report.t_ns and report.step - r.step(report.rank) <= 1][:16]
+
+
+def _mean_of_another(run: Run, value: Value, reduced: list[Reduction], summed: tuple[Reduction, int]) -> bool:
+    """What is reported is also a mean over the ranks, of another metric: top-1 adds up to what top-5 is on average."""
+    means = [v / run.world_size for one in reduced for i, v in enumerate(one.after) if (one, i) != summed]
+    return any(value.is_near(m) or value.is_near(100 * m) for m in means)
 
 
 def _holds(one: Reduction, epoch: Epoch) -> bool:

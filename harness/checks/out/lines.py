@@ -26,6 +26,7 @@ class Spoken:
 
     where: Where | None
     texts: dict[int, list[str]] = field(default_factory=dict)
+    steps: dict[int, set[int]] = field(default_factory=dict)  # optimizer steps taken when it spoke
 
     def repeated(self, ranks: Sequence[int]) -> tuple[int, str]:
         """(how often every rank said the same line but for its numbers, an example); (0, "") where none did, or the line names the rank."""
@@ -65,7 +66,9 @@ def spoken(run: Run) -> list[Spoken]:
             if where is None or (kind == "log" and not (event["console"] and event["level"] in CHATTY)):
                 continue
             text = f"{event['text'] or ''}{FORMAT}{event['format'] or ''}" if kind == "log" else str(event["text"] or "")
-            table.setdefault((where.file, where.line), Spoken(where)).texts.setdefault(rank, []).append(text)
+            spoken = table.setdefault((where.file, where.line), Spoken(where))
+            spoken.texts.setdefault(rank, []).append(text)
+            spoken.steps.setdefault(rank, set()).add(event.step)
     return list(table.values())
 
 

@@ -141,7 +141,7 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
     if id(loader.dataset) not in _told_datasets:
         _told_datasets.add(id(loader.dataset))
         kind = type(loader.dataset).__name__
-        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=datasets.fingerprint(loader.dataset))
+        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=datasets.fingerprint(loader.dataset), drawn=[*rng.early])
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])
         S.recorder.event("loop", site, of="loader", **origins.loops(stack))

@@ -41,6 +41,8 @@ NUMPY = (
 INTEGERS = ("randint", "randint_like", "multinomial", "randrange", "choice", "poisson", "binomial")
 _last_python = [0]
 num_user_draws = [0]  # so far, by the user's own code
+NUM_EARLY = 32  # values of the user's first draws that go into the digest, about 50 us each
+early = [0, 0, 0]  # before the first backward: draws, elements, digest of the first values; what data made at random was made of
 _open: dict[tuple[Any, ...], list[Any]] = {}  # (site, fn, data, grad) -> [step, calls, numel, rows, digest, generator] not yet written
 
 
@@ -87,6 +89,15 @@ def _note(name: str, value: Any, generator: bool, site: sites.Site) -> None:
     entry[4] = mix(entry[4], drawn)
 
 
+@quiet
+def note_early(value: Any, numel: int) -> None:
+    """A draw before the first backward; of a generator that is made, what it was made with."""
+    early[0] += 1
+    early[1] += numel
+    if early[0] <= NUM_EARLY:
+        early[2] = mix(early[2], _digest(value)[0])
+
+
 def _digest(value: Any) -> tuple[int, int, int]:
     """(digest, elements, first dimension) of a drawn value. A device tensor is not read, which would wait: its generator's state stands
     for it."""
@@ -123,7 +134,9 @@ def _make(name: str, *, of_torch: bool = True) -> Any:
             value = original(*args, **kwargs)
             if not S.busy and S.steps < NUM_STEPS and not S.recorder.disabled and sites.is_user_code(sys._getframe(1).f_code):
                 num_user_draws[0] += 1
-                if S.backwards:
+                if not S.backwards:
+                    note_early(value, int(value.numel()) if hasattr(value, "numel") else int(getattr(value, "size", 1) or 1))
+                else:
                     _note(name, value, of_torch and kwargs.get("generator") is not None, sites.here(2))
             return value
 

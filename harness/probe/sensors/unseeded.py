@@ -7,6 +7,7 @@ What loader workers draw from their copies is not seen.
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import Any
@@ -15,9 +16,10 @@ from .. import sites
 from ..arm import at_close, on_import
 from ..patching import quiet, wrap
 from ..state import S
-from . import steps
+from . import rng, steps
 
 FROM_STEP, TO_STEP, MAX = 2, 10, 8
+MAY_DRAW = 1 << 40  # its draws are not seen: as many as anyone could need
 _made: list[list[Any]] = []  # generator, site, state at FROM_STEP
 _num = [0]
 
@@ -27,6 +29,8 @@ def _make(original: Any) -> Any:
 
     def default_rng(*args: Any, **kwargs: Any) -> Any:
         made = original(*args, **kwargs)
+        if not S.backwards and sites.is_user_code(sys._getframe(1).f_code):
+            rng.note_early(args or kwargs or os.getpid(), MAY_DRAW)
         if (args[0] if args else kwargs.get("seed")) is None and _num[0] < MAX and sites.is_user_code(sys._getframe(1).f_code):
             note(made, sites.here(2))
         return made

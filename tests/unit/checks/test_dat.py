@@ -381,6 +381,17 @@ def test_sharded_twice() -> None:
     silent(SampleOrderDiffers, run)
 
 
+@pytest.mark.parametrize(("drawn", "fires"), [(([2048, 64, 5], [2048, 64, 6]), False), (([9, 64, 5], [9, 64, 5]), True), (([3, 12, 5], [3, 12, 6]), True)])
+def test_toy_data_that_each_rank_made_at_random_was_not_sharded_before(drawn: tuple[list[int], ...], fires: bool) -> None:
+    """The same draws on all ranks made one set, which was then cut; a few other draws made no data."""
+    made = [event("dataset", kind="Data", attributes={}, drawn=drawn[rank]) for rank in range(2)]
+    run = two(*([made[rank], *own_records(2, rank)] for rank in range(2)))
+    if fires:
+        assert "sharded twice" in said(WrongWorld, run).message
+    else:
+        silent(WrongWorld, run)
+
+
 def test_a_sampler_of_one_replica_over_augmented_shares() -> None:
     def own(rank: int, bag: int) -> list[Event]:
         keys = event("dataset", kind="Data", attributes={"keys": [rank, bag, 64, site(8)]})

@@ -358,6 +358,22 @@ def test_sum_of_means() -> None:
     silent(MetricSumNotDivided, summed("loss 85.12", (42.12, 43.0), 85.12))  # a sum of sums, for all one can tell
 
 
+def test_the_sum_of_one_metric_is_the_mean_of_another() -> None:
+    """Top-1 12.5 % on both ranks, top-5 25 %: divided as it should be."""
+    def both(*, top5: float) -> Run:
+        return two(
+            *(
+                trained(0, 2) + measured(1, 2, rank=rank) + [reduced([0.125], [0.25], s=2), reduced([top5], [2 * top5], s=2, line=56)]
+                + ([says("Acc@1 0.1250 Acc@5 0.2500", s=2, y=6)] if rank == 0 else [])
+                for rank in range(2)
+            ),
+            rows=(losses(0.5, 0.4), losses(0.6, 0.3)),
+        )
+
+    silent(MetricSumNotDivided, both(top5=0.25))
+    said(MetricSumNotDivided, both(top5=0.375))
+
+
 def test_epoch_loss_not_divided() -> None:
     found = said(MetricSumNotDivided, summed("train loss 0.9000", (0.9, 0.9), 1.8))
     assert "2 times the mean loss" in found.message

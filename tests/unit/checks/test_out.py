@@ -61,6 +61,14 @@ def test_same_line_once_is_advice() -> None:
     assert [f.severity for f in found] == [Severity.ADVICE]
 
 
+@pytest.mark.parametrize(("at", "severity"), [((0, 0), Severity.ADVICE), ((0, 3), Severity.WARNING)])
+def test_a_listing_between_two_steps_is_advice(at: tuple[int, int], severity: Severity) -> None:
+    """A configurator's "Overriding: lr = 3" on every rank; the same statement at a later step is a log."""
+    told = [event("print", line=10, s=s, text=f"Overriding: {name}", stream=1) for s, name in zip(at, ("lr = 3", "lr = 4"), strict=True)]
+    found = findings(EveryRankPrints, run([recording(told, [row(s) for s in range(4)], rank=rank) for rank in range(2)]))
+    assert [f.severity for f in found] == [severity]
+
+
 @pytest.mark.parametrize(
     ("zero", "one"),
     [
