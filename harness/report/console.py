@@ -138,7 +138,7 @@ def summary_lines(verdict: Verdict, run: Run) -> list[str]:
     loss, memory, speed = (verdict.summary.get(key) or {} for key in ("loss", "memory", "throughput"))
     steps = verdict.summary.get("num_steps") or 0
     if not steps:
-        return [f"{'training':12}no step was seen"]
+        return [f"{'training':12}{_own_processes(run)}"]
     lines = [("loss", f"none seen in {count(steps, 'step')}")]
     if loss.get("first") is not None:
         lines = [("loss", f"{number(loss['first'])} -> {number(loss['last'])} over {count(steps, 'step')} (mean over ranks)")]
@@ -146,6 +146,17 @@ def summary_lines(verdict: Verdict, run: Run) -> list[str]:
             lines = [("loss", f"{lines[0][1]}; the reference ends at {number(loss['reference_last'])}")]
     lines += [("memory", _memory_line(memory)), ("throughput", _speed_line(speed, run))]
     return [f"{name:12}{value}" for name, value in lines]
+
+
+def _own_processes(run: Run) -> str:
+    """What is known where no rank takes a step: workers of the script's own may (hogwild)."""
+    workers = figures.workers(run)
+    if not workers:
+        return "no step was seen"
+    line = f"{count(sum(w.num_steps for w in workers), 'step')} in {count(len(workers), 'process')} of the script's own"
+    losses = [(w.first_loss, w.last_loss) for w in workers if w.first_loss is not None and w.last_loss is not None]
+    means = [sum(column) / len(losses) for column in zip(*losses, strict=True)]
+    return line + (f", loss {number(means[0])} -> {number(means[1])} (mean over them)" if means else "")
 
 
 def _memory_line(memory: Mapping[str, float | int | None]) -> str:

@@ -94,6 +94,12 @@ def rank_figures(rank: int, recording: Recording | None) -> RankFigures:
     )
 
 
+def workers(run: Run) -> list[RankFigures]:
+    """One line a process of the script's own that trains beside the ranks (hogwild), numbered as they began."""
+    ranks = {id(r) for r in run.present}
+    return [rank_figures(n, p) for n, p in enumerate(p for p in run.processes if id(p) not in ranks and p.num_steps)]
+
+
 def table(run: Run) -> list[RankFigures]:
     """One line a rank; kept with the run, because summary, report and console each ask for it (1.5 s for 1,024 ranks)."""
     kept: list[RankFigures] | None = run.__dict__.get("_rank_figures")
@@ -186,7 +192,7 @@ def _scaling(total: float | None, run: Run) -> dict[str, Any]:
 
 def versions(run: Run) -> dict[str, Any]:
     """What the ranks said about their torch; the controller never imports it."""
-    for recording in run.present:
+    for recording in (*run.present, *run.processes):  # a child that was forked says nothing of a torch that its parent imported
         for event in recording.of(protocol.TORCH):
             return {k: event[k] for k in ("version", "cuda", "cuda_available", "num_devices", "threads")}
     return {}

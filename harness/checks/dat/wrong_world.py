@@ -16,8 +16,8 @@ Right
 
 Known limits
     Ranks that each hold data of their own may have a sampler for one replica: told by samples that no two ranks have in common. There, a
-    sampler for all ranks shards a second time, unless the script may have drawn the samples at random, on each rank others. Silent where the model is not replicated over the whole world (tensor or pipeline parallel
-    groups have samplers of their own size).
+    sampler for all ranks shards a second time, unless the script may have drawn the samples at random, on each rank others. Silent where
+    the model is not replicated over the whole world (tensor or pipeline parallel groups have samplers of their own size).
 """
 
 from __future__ import annotations
