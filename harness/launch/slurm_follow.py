@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,30 @@ from harness.launch import job as wire
 from harness.model import Ending, RankExit
 
 
+def parse_exit(raw: Mapping[str, Any]) -> RankExit:
+    return RankExit(int(raw["rank"]), int(raw["pid"]), int(raw["code"]), int(raw["time_ns"]), bool(raw["by_us"]))
+
+
+@dataclass(frozen=True)
+class NodeEnding:
+    """How one node's share of a run ended."""
+
+    reason: str
+    exits: tuple[RankExit, ...]
+    launcher_error: str
+    left_behind: tuple[str, ...]
+    oom_kills: int
+    wall_s: float
+
+    @classmethod
+    def parse(cls, event: Mapping[str, Any]) -> NodeEnding:
+        exits = tuple(parse_exit(raw) for raw in event["exits"])
+        left = tuple(str(thing) for thing in event["left_behind"])
+        killed = any(e.code == -signal.SIGKILL and not e.by_us for e in exits)  # the counter is its host's: it tells of this node's ranks only
+        oom_kills = int(event.get("oom_kills", 0))
+        return cls(str(event["reason"]), exits, str(event["launcher_error"]), left, oom_kills if killed else 0, float(event["wall_s"]))
+
+
 @dataclass
 class Account:
     """One attempt of one run, as far as it was told."""
@@ -19,7 +44,7 @@ class Account:
     hellos: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     pids: dict[int, int] = field(default_factory=dict)
     exits: dict[int, RankExit] = field(default_factory=dict)
-    endings: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    endings: dict[int, NodeEnding] = field(default_factory=dict)
     fallback: str = ""
 
     def take(self, agent: int, event: Mapping[str, Any]) -> None:
@@ -33,19 +58,18 @@ class Account:
         elif kind == wire.FALLBACK:
             self.fallback = str(event["reason"])
         elif kind == wire.ENDING:
-            self.endings[agent] = event
-            for raw in event["exits"]:
-                self._exit(raw)
+            self.endings[agent] = NodeEnding.parse(event)
+            self.exits.update({e.rank: e for e in self.endings[agent].exits})
 
     def _exit(self, raw: Mapping[str, Any]) -> None:
-        rank = int(raw["rank"])
-        self.exits[rank] = RankExit(rank, int(raw["pid"]), int(raw["code"]), int(raw["time_ns"]), bool(raw["by_us"]))
+        told = parse_exit(raw)
+        self.exits[told.rank] = told
 
     @property
     def clean(self) -> bool:
         """Every agent that ended did so by itself, with nothing to say."""
         return bool(self.endings) and all(
-            e["reason"] == "exited" and not e["launcher_error"] and all(x["code"] == 0 for x in e["exits"]) for e in self.endings.values()
+            e.reason == "exited" and not e.launcher_error and all(x.code == 0 for x in e.exits) for e in self.endings.values()
         )
 
 
@@ -78,13 +102,16 @@ def ending_of(account: Account, wall_s: float) -> Ending:
     """The run's ending as its nodes tell it; what Slurm says comes on top (slurm.py)."""
     told = account.endings
     exits = sorted(account.exits.values(), key=lambda e: (e.time_ns, e.rank))
-    reasons = {str(e["reason"]) for e in told.values()}
+    reasons = {e.reason for e in told.values()}
     reason = next((word for word in REASONS if word in reasons), "exited" if account.pids else "launch-failed")
     failed = any(e.code != 0 and not e.by_us for e in exits)
-    errors = [] if failed else [_named(account, agent, str(e["launcher_error"])) for agent, e in sorted(told.items()) if e["launcher_error"]]
-    left = [_named(account, agent, str(thing)) for agent, e in sorted(told.items()) for thing in e["left_behind"]]
-    walls = [float(e["wall_s"]) for e in told.values()]
-    return Ending(reason, bool(account.pids), tuple(exits), 0.0, (), tuple(left), "\n".join(errors), max([*walls, 0.0]) or wall_s)
+    errors = [] if failed else [_named(account, agent, e.launcher_error) for agent, e in sorted(told.items()) if e.launcher_error]
+    left = [_named(account, agent, thing) for agent, e in sorted(told.items()) for thing in e.left_behind]
+    walls = [e.wall_s for e in told.values()]
+    oom_kills = max((e.oom_kills for e in told.values()), default=0)
+    return Ending(
+        reason, bool(account.pids), tuple(exits), 0.0, (), tuple(left), "\n".join(errors), max([*walls, 0.0]) or wall_s, oom_kills=oom_kills
+    )
 
 
 def _named(account: Account, agent: int, text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 STATE, CONTROL = "cluster.json", "control"
 PORTS_A_CLUSTER = 100
+CGROUP_ROOT, CONTROLLERS = Path("/sys/fs/cgroup"), ("freezer", "memory")
 SCRIPT = str(Path(__file__).resolve().parents[1] / "slurm-dev-cluster")
 NAMESPACE = ["unshare", "--fork", "--kill-child=KILL", "--pid", "--mount", "--mount-proc", "--uts", "--propagation", "private"]
 
@@ -48,6 +49,11 @@ class Cluster:
     def env(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.folder / "etc/slurm.conf")}
 
+    @property
+    def cgroups(self) -> list[tuple[Path, Path]]:
+        """(control group, where our slurmds see it as the root): everything of this cluster's lies below these, whatever else this machine runs."""
+        return [(CGROUP_ROOT / name / f"harness-{self.port}", self.folder / "cgroup" / name) for name in CONTROLLERS] if cgroups_usable() else []
+
     def client(self, *words: str) -> str:
         """What a Slurm command prints; empty while the controller does not answer."""
         try:
@@ -63,4 +69,4 @@ class Cluster:
 
 def cgroups_usable() -> bool:
     """Version 1 controllers, writable: what Slurm can use without systemd."""
-    return all(os.access(f"/sys/fs/cgroup/{name}", os.W_OK) for name in ("freezer", "memory", "cpuset"))
+    return all(os.access(CGROUP_ROOT / name, os.W_OK) for name in CONTROLLERS)

@@ -20,7 +20,7 @@ def write_files(c: Cluster) -> None:
         os.mknod(c.folder / f"dev/gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     _write(c, "etc/hosts", hosts(c))
     _write(c, "etc/slurm.conf", slurm_conf(c))
-    _write(c, "etc/cgroup.conf", "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainRAMSpace=yes\n")
+    _write(c, "etc/cgroup.conf", f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={c.folder}/cgroup\nCgroupAutomount=no\nConstrainRAMSpace=yes\n")
     if c.gpus:
         _write(c, "etc/gres.conf", f"Name=gpu File={c.folder}/dev/gpu[0-{c.gpus - 1}]\n")
     if c.accounting:

@@ -39,6 +39,10 @@ def serve_cluster(c: Cluster) -> None:
     if c.network:
         network.make_switch(c)
     subprocess.run(["mount", "--bind", str(c.folder / "etc/hosts"), "/etc/hosts"], check=True)
+    for group, seen in c.cgroups:
+        group.mkdir(exist_ok=True)
+        seen.mkdir(parents=True)
+        subprocess.run(["mount", "--bind", str(group), str(seen)], check=True)
     munge = c.folder / "munge"
     subprocess.run(
         ["munged", "--num-threads=8", f"--key-file={munge}/key", f"--socket={munge}/socket", f"--pid-file={munge}/pid",

@@ -154,18 +154,26 @@ def wait_gone(pid: int, limit_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def remove_cgroups(c: Cluster) -> list[str]:
-    """The control groups of our nodes' jobs, innermost first: empty by now, and named after nodes that only we have."""
-    left = []
-    names = {f"slurm_{node}" for node in c.nodes}
-    for top in Path("/sys/fs/cgroup").glob("**/slurm_n*"):
-        if top.name in names:
-            for folder in sorted((top, *(p for p in top.rglob("*") if p.is_dir())), key=lambda p: -len(p.parts)):
-                try:
-                    folder.rmdir()
-                except OSError:
-                    left.append(str(folder))
+def remove_cgroups(c: Cluster, limit_s: float = 5.0) -> list[str]:
+    """The control groups of our jobs, innermost first. A process that was killed leaves its group when the kernel is done with it, not before."""
+    until = time.monotonic() + limit_s
+    while left := [str(group) for top, _ in c.cgroups for group in reversed(inward(top)) if not removed(group)]:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
     return left
+
+
+def inward(top: Path) -> list[Path]:
+    return [top, *(path for path in sorted(top.rglob("*")) if path.is_dir())] if top.is_dir() else []
+
+
+def removed(group: Path) -> bool:
+    try:
+        group.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def remove(folder: Path) -> None:

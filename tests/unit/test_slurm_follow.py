@@ -89,8 +89,9 @@ class Carried:
     def poll(self, pressing: bool) -> JobState | None:
         return self.states.pop(0) if len(self.states) > 1 else self.states[0] if self.states else None
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         self.cancelled += 1
+        return True
 
 
 def handle(run_dir: Path, *states: JobState) -> tuple[slurm.SlurmHandle, Carried]:
@@ -203,6 +204,20 @@ def test_a_failed_rank_explains_its_launcher_and_hosts_are_named(tmp_path: Path)
     tell(tmp_path, 1, hello(1), rank(1), ending(ended(1, -15, True), reason="peer", left=("/dev/shm/x was left behind",)))
     told = ending_of(Follower(tmp_path).poll(), 1.0)
     assert (told.reason, told.launcher_error, told.left_behind) == ("exited", "", ("n2: /dev/shm/x was left behind",))
+
+
+def test_out_of_memory_is_told_by_the_node_whose_rank_was_killed(tmp_path: Path) -> None:
+    attempt.make(tmp_path, 0)
+    tell(tmp_path, 0, rank(0), {**ending(ended(0, 1)), "oom_kills": 5})
+    tell(tmp_path, 1, rank(1), {**ending(ended(1, -9)), "oom_kills": 1})
+    assert ending_of(Follower(tmp_path).poll(), 1.0).oom_kills == 1
+
+
+def test_an_ending_that_is_none_is_not_taken(tmp_path: Path) -> None:
+    attempt.make(tmp_path, 0)
+    tell(tmp_path, 0, rank(0), {**ending(ended(0)), "wall_s": "x"}, {"ev": "ending"}, {**ending(ended(0)), "oom_kills": []})
+    account = Follower(tmp_path).poll()
+    assert account.endings == {} and ending_of(account, 1.0).reason == "exited"
 
 
 def test_a_half_written_line_waits_and_garbage_is_skipped(tmp_path: Path) -> None:
