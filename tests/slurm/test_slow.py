@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -146,3 +148,31 @@ def test_a_hang_is_seen_across_nodes(cluster: Cluster, desk: Path) -> None:
     assert code == 1 and "rank 0" in text and "all_reduce" in text, text
     assert any(c.startswith("HNG") for c in codes(report(desk))), text
     cluster.nothing_left(str(desk))
+
+
+def test_tasks_that_are_each_alone_in_a_world_of_one(cluster: Cluster, desk: Path) -> None:
+    """What comes of a script that does not take its rank from the environment."""
+    alone = 'dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)'
+    (desk / "alone.py").write_text((desk / "tiny.py").read_text().replace('dist.init_process_group("gloo")', alone))
+    code, text = cluster.run(desk, "run", "alone.py", *TASKS)
+    assert code == 1 and "LAU110" in codes(report(desk)), text
+
+
+def test_a_batch_script_without_us_is_a_plain_torchrun(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "sbatch", "tiny.py", "--nodes", "2", "-n", "2", "--bare")
+    assert code == 0 and "harness" not in text.replace("harness-tiny", "")
+    (desk / "train.sh").write_text(text)
+    path = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    job = subprocess.run(["sbatch", "--parsable", "train.sh"], cwd=desk, env=cluster.env | path, capture_output=True, text=True, timeout=20).stdout.strip()
+    state = cluster.ended(job, 300)
+    said = "".join(path.read_text() for path in desk.glob("harness-tiny-*.log"))
+    assert state == "COMPLETED" and said.count("at step 10") == 1, f"{state}\n{said}"
+
+
+def test_a_batch_script_of_a_scenario_of_ours(cluster: Cluster, desk: Path) -> None:
+    code, text = cluster.run(desk, "sbatch", "ddp_cifar", "--nodes", "2", "-n", "2")
+    assert code == 0
+    (desk / "job.sh").write_text(text)
+    state = cluster.ended(cluster.client("sbatch", "--parsable", f"--chdir={desk}", str(desk / "job.sh")).strip(), 500)
+    said = "".join(path.read_text() for path in desk.glob("harness-ddp_cifar-*.log"))
+    assert state == "COMPLETED" and "verdict     sane" in said, f"{state}\n{said}"
