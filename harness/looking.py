@@ -33,6 +33,7 @@ class Watching(Protocol):
 
     def line(self) -> str: ...
     def silent_s(self) -> float: ...
+    def stalled_s(self) -> float: ...
     def stacks(self) -> Sequence[RankStacks]: ...
 
 
@@ -89,7 +90,7 @@ class Look:
         self._watch: Watching = session.watch(folder, plan)
         self._next_watch = self._next_suspects = begun
         self._suspected: set[tuple[str, object]] = set()
-        self._hang_after_s = 0.0
+        self._hang_after_s = self._stalled_s = 0.0
         self._stacks: tuple[RankStacks, ...] = ()
         self._fallback_said = False
         self._dumped = False
@@ -162,6 +163,7 @@ class Look:
 
     def _look_at_progress(self, now: float) -> None:
         silent_s = self._watch.silent_s()
+        self._stalled_s = self._watch.stalled_s()
         if silent_s > 0 and self.on_hang == "kill":
             self._hang_after_s = silent_s
             self._stacks = self._ask_for_stacks()
@@ -217,4 +219,6 @@ class Look:
 
     def complete(self, ending: Ending) -> Ending:
         """The supervisor's ending, with what only the watch knows."""
-        return replace(ending, reason=self.reason or ending.reason, hang_after_s=self._hang_after_s, stacks=self._stacks)
+        reason = self.reason or ending.reason
+        hang_after_s = self._hang_after_s or (self._stalled_s if reason == "timeout" else 0.0)
+        return replace(ending, reason=reason, hang_after_s=hang_after_s, stacks=self._stacks)

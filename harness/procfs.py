@@ -35,6 +35,22 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND if len(fields) > 12 else 0.0
 
 
+def delayed_s(pid: int) -> float:
+    """Seconds that its main thread was ready to run and had no core; 0 where the kernel does not count them."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_bytes().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def load_per_core() -> float:
+    """Processes that want a core, mean of the last minute, to a core."""
+    try:
+        return os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    except (OSError, AttributeError):
+        return 0.0
+
+
 def holds_gpu(pid: int) -> bool:
     """Whether it has a GPU open; waiting for one looks like work to the CPU clock."""
     try:

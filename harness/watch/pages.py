@@ -41,6 +41,8 @@ class Host(Protocol):
     def lives(self, stem: str) -> bool: ...
     def cpu_s(self, stem: str) -> float: ...
     def below_cpu_s(self, stem: str) -> float: ...
+    def delayed_s(self, stem: str) -> float: ...
+    def load_per_core(self) -> float: ...
     def holds_gpu(self, stem: str) -> bool: ...
 
 
@@ -60,6 +62,12 @@ class ThisHost:
     def below_cpu_s(self, stem: str) -> float:
         """Of the processes below it: one that imports torch has no page of its own yet."""
         return sum(procfs.cpu_s(child.pid) for child in processes.tree(identity[0])) if (identity := parse_stem(stem)) else 0.0
+
+    def delayed_s(self, stem: str) -> float:
+        return procfs.delayed_s(identity[0]) if (identity := parse_stem(stem)) else 0.0
+
+    def load_per_core(self) -> float:
+        return procfs.load_per_core()
 
     def holds_gpu(self, stem: str) -> bool:
         return procfs.holds_gpu(identity[0]) if (identity := parse_stem(stem)) else False

@@ -6,10 +6,10 @@ Something moves when any process enters or leaves a call that can block, draws a
 - some process computes, or waits for its data, while another waits for it: slow, not hung, until three times that;
 - ... and that process uses the CPU (compiling, evaluating, saving): until nine times that;
 - a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s;
-- nobody waits: never a hang, the wall limit is for that.
+- nobody waits: never a hang, the wall limit is for that. A process that is alone waits for nobody in its backward.
 
-`limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time. `--hang-timeout` sets it; only a
-process that uses the CPU stretches that one.
+`limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time, and up to three times that on a
+host whose cores others use. `--hang-timeout` sets it; only a process that uses the CPU, or would if it got a core, stretches that one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ FIRST_LIMIT_S, LIMIT_S, PACE = 20.0, 10.0, 20.0
 SLOW, BUSY = 3.0, 9.0  # factors on the limit
 DEAD_PEER_S = 3.0
 BUSY_SHARE = 0.1  # of one core; a process that waits in gloo uses under 0.01
+WANTED_SHARE = 0.3  # ... and wakes up too seldom to queue for a core that long
+MOST_CROWDED = 3.0  # the limit is not stretched any further by the load
+STALLED_S, STALLED_PACE = 5.0, 3.0  # at the wall limit: who stands still as long, and as many steps, would have gone on standing
 OWN_WAITS = {"data"}  # waits that no other rank can end
 LOCAL_OPS = {"backward", "ddp_forward"}  # communicate, but compute too: a dead peer does not prove that they wait
 PURE_WAITS = {"barrier", "monitored_barrier", "destroy"}  # nothing is computed there: CPU used meanwhile is a thread's that helps nobody
@@ -55,6 +58,7 @@ class Progress:
     silent_s: float  # since anything moved
     limit_s: float  # how long that may last, as things are
     hung: bool
+    stalled: bool  # not yet a hang, but what would have become one where the run is ended now
 
 
 class Watch:
@@ -65,6 +69,7 @@ class Watch:
         self._moved_at = clock()
         self._state: Mapping[str, object] = {}
         self._cpu_s: dict[str, float] = {}  # of each process when something last moved
+        self._delayed_s: dict[str, float] = {}  # the same of its waiting for a core
         self._paces: deque[float] = deque(maxlen=MAX_PACES)  # seconds a step, one for each poll that saw steps
         self._stepped: tuple[float, int] | None = None  # when the furthest process last stepped, and how far it was
 
@@ -76,10 +81,12 @@ class Watch:
         if state != self._state:
             self._state, self._moved_at = state, now
             self._cpu_s = {page.stem: self._used_s(page) for page in pages if page.alive}
+            self._delayed_s = {page.stem: self._pages.host.delayed_s(page.stem) for page in pages if page.alive}
         silent_s = now - self._moved_at
         limit_s = self._limit_s(pages, silent_s)
         moments = tuple(_moment(page) for page in pages)
-        return Progress(moments, step, self._rate(), silent_s, limit_s, silent_s >= limit_s)
+        stalled = limit_s < float("inf") and silent_s >= max(STALLED_S, STALLED_PACE * self._p95_s()) and not self._any_busy(pages, silent_s, 0.0)
+        return Progress(moments, step, self._rate(), silent_s, limit_s, silent_s >= limit_s, stalled)
 
     # ---- pace
 
@@ -104,13 +111,15 @@ class Watch:
     def _limit_s(self, pages: Sequence[Page], silent_s: float) -> float:
         """How long nothing may move, as things are; infinite where nobody waits."""
         living = [page for page in pages if page.alive and not self._only_waits_for_children(page, pages)]
-        waiting = [page for page in living if _waits(page)]
+        alone = len(living) == 1 and self._plan.world_size == 1
+        waiting = [page for page in living if _waits(page) and not (alone and page.status.op in LOCAL_OPS)]
         if not waiting and not any(page.status.op in OWN_WAITS for page in living):
             return float("inf")
         if self._plan.hang_timeout_s is not None:  # short ones are for tests: a loaded host must not make them lie
             limit_s = self._plan.hang_timeout_s
             return BUSY * limit_s if self._any_busy(living, silent_s, limit_s) else limit_s
         base = max(LIMIT_S, PACE * self._p95_s()) if any(page.status.step for page in pages) else FIRST_LIMIT_S
+        base *= min(max(self._pages.host.load_per_core(), 1.0), MOST_CROWDED)
         if self._any_busy(living, silent_s, DEAD_PEER_S):
             return BUSY * base
         if len(waiting) < len(living) or self._unseen(pages):
@@ -130,7 +139,12 @@ class Watch:
         if page.status.op in PURE_WAITS:
             return False
         used_s = self._used_s(page) - self._cpu_s.get(page.stem, 0.0)
-        return used_s > BUSY_SHARE * silent_s and (not page.status.op or not self._pages.host.holds_gpu(page.stem))
+        works = used_s > BUSY_SHARE * silent_s or used_s + self._delay_s(page) > WANTED_SHARE * silent_s
+        return works and (not page.status.op or not self._pages.host.holds_gpu(page.stem))
+
+    def _delay_s(self, page: Page) -> float:
+        """Spent waiting for a core since something last moved."""
+        return self._pages.host.delayed_s(page.stem) - self._delayed_s.get(page.stem, 0.0)
 
     def _used_s(self, page: Page) -> float:
         """CPU so far. One that joins its children works through them."""

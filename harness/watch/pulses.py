@@ -46,6 +46,13 @@ class Pulses:
         """Not told: a node's page lists processes without their parents."""
         return 0.0
 
+    def delayed_s(self, stem: str) -> float:
+        """Not told, and neither is the load: nodes of a job are seldom shared."""
+        return 0.0
+
+    def load_per_core(self) -> float:
+        return 0.0
+
     def holds_gpu(self, stem: str) -> bool:
         node, _, identity = stem.partition("-")
         gpu = self._pages.get(node, {}).get("gpu")

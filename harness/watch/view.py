@@ -26,6 +26,10 @@ class View:
         self._progress = self._watch.poll()
         return self._progress.silent_s if self._progress.hung else 0.0
 
+    def stalled_s(self) -> float:
+        """How long nothing had moved when silent_s() last looked, if that may have become a hang; else 0."""
+        return self._progress.silent_s if self._progress is not None and self._progress.stalled else 0.0
+
     def line(self) -> str:
         """Where the run is; reads the pages only if silent_s() has not."""
         return describe(self._progress or self._watch.poll(), self._plan)

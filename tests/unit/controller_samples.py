@@ -198,6 +198,9 @@ class FakeWatch:
     def line(self) -> str:
         return "step 3"
 
+    def stalled_s(self) -> float:
+        return 0.0
+
     def silent_s(self) -> float:
         return self.silent
 

@@ -155,6 +155,9 @@ def test_what_a_signal_means_to_a_job(tmp_path: Path, number: int, again: bool, 
     desk.session.interrupts.signal = None
 
     class Struck(FakeWatch):
+        def stalled_s(self) -> float:
+            return 0.0
+
         def silent_s(self) -> float:
             desk.session.interrupts.signal, desk.session.interrupts.again = number, again
             return 0.0
@@ -184,6 +187,9 @@ def test_who_leaves_one_element_leaves_them_all_at_once(tmp_path: Path) -> None:
     desk = Desk(tmp_path, 0)
 
     class Struck(FakeWatch):
+        def stalled_s(self) -> float:
+            return 0.0
+
         def silent_s(self) -> float:
             desk.session.interrupts.signal = signal.SIGINT
             return 0.0

@@ -32,7 +32,11 @@ class Ranks:
         self.busy: set[int] = set()
         monkeypatch.setattr(procfs, "lives", lambda pid, ticks: pid not in self.dead)
         monkeypatch.setattr(procfs, "cpu_s", lambda pid: self.now * (pid in self.busy))
+        self.starved: set[int] = set()
+        self.load = 0.5
         monkeypatch.setattr(procfs, "holds_gpu", lambda pid: False)
+        monkeypatch.setattr(procfs, "delayed_s", lambda pid: 0.9 * self.now * (pid in self.starved))
+        monkeypatch.setattr(procfs, "load_per_core", lambda: self.load)
         self.watch = Watch(folder, plan, lambda: self.now)
         self.counts: dict[int, int] = {}
 
@@ -99,6 +103,44 @@ def test_a_call_that_also_computes_may_be_busy_and_one_that_only_waits_may_not(m
     ranks.write(0, op, 0)
     ranks.write(1, op, 0)
     assert ranks.hung_after() == limit_s
+
+
+@pytest.mark.parametrize(("load", "limit_s"), [(0.5, 20.0), (2.0, 40.0), (9.0, 60.0)])
+def test_a_crowded_host_stretches_the_limit(make: Make, load: float, limit_s: float) -> None:
+    ranks = make()
+    ranks.load = load
+    ranks.write(0, "ddp_init")
+    ranks.write(1, "ddp_init")
+    assert ranks.hung_after() == limit_s
+
+
+def test_a_process_that_waits_for_a_core_is_at_work(make: Make) -> None:
+    """Eight others share two cores: it gets under a tenth of one."""
+    ranks = make()
+    ranks.starved.add(101)
+    ranks.write(0, "all_reduce", 9)
+    ranks.write(1, "", 9)
+    assert ranks.hung_after() == 90.0
+
+
+def test_a_process_alone_waits_for_nobody_in_its_backward(make: Make) -> None:
+    ranks = make(nproc=1)
+    ranks.write(0, "backward", 9)
+    assert ranks.hung_after() == float("inf")
+
+
+def test_at_the_wall_limit_a_slow_run_is_not_one_that_stands_still(make: Make) -> None:
+    slow = make()
+    for step in range(1, 12):
+        slow.write(0, "backward", step)
+        slow.write(1, "backward", step)
+        slow.watch.poll()
+        slow.now += 4.0
+    assert not slow.watch.poll().stalled
+    slow.now += 9.0
+    assert slow.watch.poll().stalled and not slow.watch.poll().hung
+    slow.busy.add(100)
+    assert not slow.watch.poll().stalled
 
 
 def test_waiting_for_a_gpu_is_not_work(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

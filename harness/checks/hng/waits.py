@@ -81,8 +81,8 @@ def hung(run: Run) -> bool:
 
 
 def _stalled_at_limit(run: Run) -> bool:
-    """The wall limit ended it while all ranks had been waiting for a while."""
-    if run.ending.reason != "timeout":
+    """The wall limit ended it while all ranks had been waiting for a while, much longer than they do in a step."""
+    if run.ending.reason != "timeout" or not run.ending.hang_after_s:
         return False
     found = waits(run)
     return bool(found) and all(w.peers or w.op == "ended" for w in found) and any(w.peers for w in found)
