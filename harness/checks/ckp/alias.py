@@ -2,10 +2,13 @@
 
 What it does
     Remembers, by weak reference, the tensors that each `state_dict()` gave out. A finding where a dict of an earlier step is loaded or
-    saved after more steps, its tensors are still the model's own memory, and the weights have moved in between.
+    saved after more steps, its tensors are still the model's own memory, and the weights have moved in between. So too where live weights
+    are handed to another thread that saves them later, or while training goes on; and where a dict is loaded that still is the model's own
+    memory although other weights were loaded since it was read out.
 
 Why it is bad
-    `state_dict()` gives references, not copies. What is called the best model is the last one, and nothing says so.
+    `state_dict()` gives references, not copies. What is called the best model is the last one, and nothing says so. A checkpoint that a
+    thread writes from live weights is of no step, or of several. A swap for an evaluation that keeps references puts nothing back.
 
 Wrong
     if loss < best:
@@ -17,7 +20,7 @@ Right
 
 Known limits
     A dict that is read out once before training and then saved again and again means the live weights, and is silent. A second name for
-    the model itself (`best = model`) is not seen.
+    the model itself (`best = model`) is not seen. Parameters that `copy_()` puts back are looked at from a model's eval() to the next step.
 """
 
 from __future__ import annotations
@@ -37,13 +40,14 @@ class AliasForCopy(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
-        if not any(r.of("state_dict") or r.of("load_state") for r in run.present):
+        if not any(r.of("state_dict") or r.of("load_state") or r.of("alias_used") or r.of("self_copy") for r in run.present):
             raise NotApplicable("no model's state is read out or loaded")
         hits: list[tuple[int, Event]] = []
         for rank, recording in enumerate(run.ranks):
             if recording is not None:
                 used = [e for e in recording.of("alias_used") if e["changed"]]
                 hits.extend((rank, e) for e in used if not _means_live(e, used))
+                hits.extend((rank, e) for e in recording.of("self_copy") if e["moved"])
                 named = {str(e.where) for e in used}  # the statement that kept the dict is known there
                 hits.extend((rank, e) for e in recording.of("load_state") if _no_op(recording, e) and str(e.where) not in named)
         told: set[tuple[str, int]] = set()
@@ -61,7 +65,13 @@ class AliasForCopy(Check):
     def _finding(self, event: Event, where: Where | None, ranks: list[int]) -> Finding:
         used = event.where
         line = f"line {used.line}" if used else "a later line"
-        if event.kind == "load_state":
+        if event.kind == "self_copy":
+            message = f"the weights kept to be put back are the live ones: {line} copies {event['num']} parameters onto themselves"
+            notes = ["other weights were put in since; training goes on from those"]
+        elif event["torn"]:
+            message = f"the file mixes the weights of steps {event['steps_before']} to {event['steps_now']}: they are stepped while {line} saves them"
+            notes = ["the saving thread is given references to the parameters, and training goes on"]
+        elif event.kind == "load_state":
             message = "the state that is loaded is the model's own memory: nothing is restored"
             notes = [f"{event['num_self']} of {event['total']} tensors are given back to themselves, after {event.step} steps"]
         else:
@@ -75,7 +85,7 @@ class AliasForCopy(Check):
             where=where,
             ranks=ranks,
             notes=notes,
-            help="keep a copy: `copy.deepcopy(model.state_dict())`",
+            help="keep a copy: `copy.deepcopy(model.state_dict())`, or a `.clone()` of each tensor",
             evidence={"steps_before": event["steps_before"], "steps_now": event["steps_now"]},
         )
 
@@ -90,10 +100,11 @@ def _means_live(event: Event, used: list[Event]) -> bool:
 
 
 def _no_op(recording: Recording, event: Event) -> bool:
-    """Every tensor is the module's own, by a dict that was not made in this step, or by a line whose dicts are kept over the steps."""
+    """Every tensor is the module's own, by a dict that was not made in this step, by a line whose dicts are kept over the steps, or although
+    other weights were loaded since the dict was made."""
     total = number(event["total"])
     if total == 0 or number(event["num_self"]) < total or event.step == 0 or event["error"]:
         return False
     kept = where_of(event["kept_at"])
     held = kept is not None and kept != event.where and any(e.where == kept for e in recording.of("state_held"))
-    return held or not event["fresh"]
+    return held or not event["fresh"] or bool(event["replaced"])

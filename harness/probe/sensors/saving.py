@@ -34,6 +34,7 @@ MAX_LOADS = 256
 _num_loads = [0]
 _again: dict[tuple[str, sites.Site], Reloads] = {}
 at_save: list[Any] = []  # sensors that look at what is about to be saved: (object, site, path)
+at_saved: list[Any] = []  # and once it is: (site, path)
 
 
 def walk(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
@@ -113,6 +114,8 @@ def _note_save(f: Any, site: sites.Site, obj: Any = None, error: BaseException |
     what = {} if obj is None else shape_of(obj)
     for look in at_save if obj is not None else ():
         look(obj, site, path_of(f))
+    for told in at_saved if obj is None else ():
+        told(site, path_of(f))
     S.recorder.event("save", site, path=path_of(f), done=obj is None and error is None, error=repr(error)[:300] if error else "", **what)
 
 

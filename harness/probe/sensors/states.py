@@ -3,29 +3,31 @@
 Event "state_dict" (user calls, first 400): site, module, prefixed, num, token.
 Event "load_state": site, module, mid (id of the module), strict, error, missing, unexpected, missing_shapes, unexpected_shapes (first 400
 each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, self_names (given tensors that are the module's own memory),
-num_self, num_given_tensors, fresh (one of them was read out in this very step), kept_at (where), source (path of the file it was loaded
-from), ddp (index of the wrap event that covers the module; -1), weights, had (digests of the parameters that are given, and of the module's
-own before; 0 where they are not looked at). Event "state_held" (first 40): site, steps_before: the dict that this
-line gave out last is still held although the weights moved since. Event "optimizer_state" (user calls): site, kind, names, shapes,
+num_self, num_given_tensors, fresh (one of them was read out in this very step), replaced (others were loaded into the module since it was
+read out), kept_at (where), source (path of the file it was loaded from), ddp (index of the wrap event that covers the module; -1),
+weights, had (digests of the parameters that are given, and of the module's own before; 0 where they are not looked at).
+Event "state_held" (first 40): site, steps_before: the dict that this line gave out last is still held although the weights moved since.
+Event "optimizer_state" (user calls): site, kind, names, shapes,
 digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
 shapes, digests (of what is given), lr (first group's, as given), given_names, came (names in the file
 that the state tensors were loaded from), source, had_state. Event "scheduler_made": site, kind, last_epoch, id, totals (see
 lengths.py), asked (len() of a loader so far). Event "load_scheduler": site,
 kind, last_epoch. Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now,
 changed (the weights moved in between), same_module, path: a state dict that was read out at an earlier step, whose tensors are still the
-live weights.
+live weights; torn: the weights were stepped, by another thread, while the file was being written.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from typing import Any
 
 from .. import digests, names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
-from . import ddp, lengths, saving
+from . import ddp, lengths, saving, steps
 
 MAX_NAMES = 400
 MAX_TRACKED = 8  # tensors of one state dict; a filtered copy of it holds some of them
@@ -53,6 +55,7 @@ class Capture:
         return not self.digest or digests.of_tensors([ref() for ref in self.refs])[0] != self.digest
 
 
+_loaded_at: dict[int, int] = {}  # id of a module -> how many state dicts had been read out when it was last given other weights
 _captured: dict[int, tuple[weakref.ref[Any], Capture]] = {}  # id of a tensor object -> itself, the dict it was made for
 
 
@@ -109,6 +112,15 @@ def _look_at_last(site: sites.Site, capture: Capture | None) -> None:
 _last_at: dict[tuple[str, int], Capture] = {}
 
 
+def keep(tensors: list[Any], site: sites.Site) -> None:
+    """Live weights, under tensor objects of their own (`detach()`, `.data`), that are handed to another thread here."""
+    new = [t for t in tensors if _capture_of(t) is None]
+    if new and len(_captured) < 4096:
+        _counts["state_dict"] += 1
+        capture = Capture(_counts["state_dict"], site, None, new[:: -(-len(new) // MAX_TRACKED) or 1])
+        _captured.update({id(t): (weakref.ref(t), capture) for t in new})
+
+
 def _alias_used(how: str, tensors: list[Any], site: sites.Site, module: Any = None, path: str = "") -> None:
     told: set[int] = set()
     for tensor in tensors:
@@ -124,7 +136,27 @@ def _alias_used(how: str, tensors: list[Any], site: sites.Site, module: Any = No
 
 
 def _at_save(thing: Any, site: sites.Site, path: str) -> None:
-    _alias_used("save", [t for _, t in saving.walk(thing)], site, path=path)
+    tensors = [t for _, t in saving.walk(thing)]
+    _alias_used("save", tensors, site, path=path)
+    if threading.current_thread() is not threading.main_thread():  # a file that the training thread writes is of one step
+        live = steps.weights()
+        mine = [t for t in tensors if digests.address(t) in live]
+        if mine:
+            _under_save[threading.get_ident()] = Capture(0, site, None, mine[:: -(-len(mine) // MAX_TRACKED) or 1])
+
+
+_under_save: dict[int, Capture] = {}  # thread -> the live weights that it is writing
+
+
+def _saved(site: sites.Site, path: str) -> None:
+    capture = _under_save.pop(threading.get_ident(), None)
+    if capture is None or capture.steps >= S.steps or not capture.changed():
+        return
+    kept = next((c for ref in capture.refs if (t := ref()) is not None and (c := _capture_of(t)) is not None), capture)
+    S.recorder.event(
+        "alias_used", site, how="save", token=-threading.get_ident(), kept_at=sites.as_json(kept.site), steps_before=capture.steps,
+        steps_now=S.steps, changed=True, torn=True, same_module=False, path=path,
+    )  # fmt: skip
 
 
 def _load_state(original: Any) -> Any:
@@ -167,6 +199,7 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
         "matched": len(own) - len(missing), "total": len(own), "given": len(given), "num_given_tensors": len(tensors),
         "same_when_cleaned": len({names.clean(k) for k in missing} & {names.clean(k) for k in given}),
         "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures),
+        "replaced": any(0 < c.token <= _loaded_at.get(id(module), 0) for c in captures),
         "weights": weights, "had": had, "source": saving.source_of(tensors), "kept_at": sites.as_json(captures[0].site) if captures else None,
     }  # fmt: skip
 
@@ -192,6 +225,8 @@ def _shape(value: Any) -> list[int] | None:
 
 
 def _note_load_state(module: Any, site: sites.Site, told: dict[str, Any] | None, error: BaseException | None) -> None:
+    if error is None and told is not None and not told["num_self"] and len(_loaded_at) < 64:
+        _loaded_at[id(module)] = _counts["state_dict"]
     key = site[0] + "<", site[1]
     if error is None and told is not None and not told["num_missing"] and not told["num_unexpected"] and not told["num_self"]:
         _told_at[key] = _told_at.get(key, 0) + 1
@@ -282,6 +317,7 @@ def arm() -> None:
     from torch.optim import lr_scheduler
 
     saving.at_save.append(_at_save)
+    saving.at_saved.append(_saved)
     wrap(torch.nn.Module, "load_state_dict", _load_state)
     wrap(torch.nn.Module, "state_dict", _state_dict)
     before(torch.optim.Optimizer, "load_state_dict", _note_optimizer_load)

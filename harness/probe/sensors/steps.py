@@ -94,6 +94,11 @@ def witness_of(optimizer: Any) -> Witness:
     return witness
 
 
+def weights() -> set[int]:
+    """Where the parameters of every optimizer that has stepped lie."""
+    return {at for w in list(_known.values()) for p in w.current() if p is not None and (at := digests.address(p))}
+
+
 @dataclass
 class Pending:
     """Between the pre and the post hook of one step."""

@@ -411,6 +411,25 @@ def test_no_op_load() -> None:
     assert [f.where and f.where.line for f in findings(AliasForCopy, run([recording([held, fresh])]))] == [80]
 
 
+def test_state_that_was_replaced_since_it_was_read_out() -> None:
+    swap = {"num_self": 4, "total": 4, "fresh": True, "error": "", "kept_at": site(80)}
+    found = findings(AliasForCopy, run([recording([event("load_state", line=91, s=20, replaced=True, **swap)])]))
+    assert [f.where and f.where.line for f in found] == [80]
+    assert findings(AliasForCopy, run([recording([event("load_state", line=91, s=20, replaced=False, **swap)])])) == []
+
+
+def test_weights_are_stepped_while_a_thread_saves_them() -> None:
+    found = findings(AliasForCopy, run([recording([used("save", 10, 13, torn=True)])]))
+    assert [f.where and f.where.line for f in found] == [80] and "steps 10 to 13" in found[0].message
+
+
+def test_parameters_copied_onto_themselves() -> None:
+    copied = {"line": 95, "s": 12, "num": 4, "kept_at": site(88)}
+    found = findings(AliasForCopy, run([recording([event("self_copy", moved=True, **copied)])]))
+    assert [(f.code, f.where and f.where.line) for f in found] == [("CKP109", 88)]
+    assert findings(AliasForCopy, run([recording([event("self_copy", moved=False, **copied)])])) == []
+
+
 # ---- CKP112 ----
 def test_unreadable() -> None:
     message = "PytorchStreamReader failed reading zip archive: failed finding central directory"

@@ -12,6 +12,7 @@ from harness.checks.engine import judge
 from harness.checks.shm.exhausted import SharedMemoryExhausted
 from harness.checks.shm.fork_after_threads import ForkAfterThreads
 from harness.checks.shm.gradients_shared import GradientsShared
+from harness.checks.shm.message_changes import MessageChanges
 from harness.checks.shm.never_updated import SharedModelNeverUpdated
 from harness.checks.shm.not_shared import ShareMemoryForgotten
 from harness.checks.shm.same_batches import SameBatches
@@ -240,3 +241,25 @@ def test_workers_that_draw_the_same_batches() -> None:
 )
 def test_workers_whose_batches_may_be_equal(healthy: Any) -> None:
     assert findings(SameBatches, hogwild(*healthy)) == []
+
+
+# ---- SHM108 ----
+def exchange(put: tuple[int, ...], got: tuple[int, ...], **last: Any) -> Run:
+    """A sender that puts messages of these contents, and what the parent took out."""
+    sent = [event("message_put", line=29, shape=1, digest=d, num=1, t=10 * n, **last) for n, d in enumerate(put, 1)]
+    taken = [event("message_got", line=60, shape=1, digest=d, num=1, last=False, t=10 * n + 5) for n, d in enumerate(got, 1)]
+    return run([recording(taken), recording(sent, pid=2000, ppid=1000, role="child")], nproc=1)
+
+
+def test_messages_change_on_the_way() -> None:
+    found = findings(MessageChanges, exchange((1, 2, 3), (9, 3, 3)))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM108", Severity.ERROR, 29)]
+    assert found[0].evidence["changed"] == 2
+
+
+def test_messages_that_arrive_as_they_were_put() -> None:
+    assert findings(MessageChanges, exchange((1, 2, 3), (2, 1, 3))) == []
+    assert findings(MessageChanges, exchange((1, 2, 3), (1,))) == []
+    assert findings(MessageChanges, exchange((1,), (1, 9))) == []  # some were put where nobody looked
+    assert findings(MessageChanges, exchange((1, 2), (1, 9), last=True)) == []  # the sender was not looked at any longer
+    assert findings(MessageChanges, exchange((), (1,))) == []
