@@ -1,7 +1,8 @@
 """OPT103 lr-diverges: ranks step with different hyper-parameters
 
 What it does
-    Compares lr, weight decay, betas and momentum of every group across ranks at each step.
+    Compares lr, weight decay, betas and momentum of every group across ranks at each step; and what a schedule that follows a metric
+    (`ReduceLROnPlateau`) is given, which is a warning as soon as it differs, before the rates have parted.
 
 Why it is bad
     Gradients agree, the update does not: the replicas part. Typical is a schedule driven by a rank's own progress or metric.
@@ -14,18 +15,20 @@ Right
     scheduler.step(val_loss)
 
 Known limits
+    A schedule that only one rank steps is not judged by its metric, nor one whose rate the ranks bring into line afterwards.
     Optimizers on ranks that train different models, or that never share a gradient (population based training), are not compared.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
 
 
 class LrDiverges(Check):
@@ -54,3 +57,42 @@ class LrDiverges(Check):
                 help="drive the schedule by something all ranks share: the step count, or a metric that was all-reduced",
             )
             return
+        yield from self._parting_soon(run, facts)
+
+    def _parting_soon(self, run: Run, facts: replicas.Replicas) -> Iterable[Finding]:
+        """The rates agree so far; what drives them does not."""
+        if any(p.hyper_step is not None for p in facts.partings.values()) or not (facts.wrapped or gradients.ever_agree(run)):
+            return
+        for events in _followed(run):
+            values = [float(e["metric"]) for e in events]
+            if len({e["lr"] for e in events}) > 1:
+                return  # one rank's schedule has acted, and the rates are equal all the same: they are brought into line
+            if not _alike(values):
+                yield self.finding(
+                    f"the schedule follows a metric of each rank's own: {', '.join(f'{v:.6g}' for v in values[:8])}",
+                    where=events[0].where,
+                    ranks=run.rank_ids,
+                    severity=Severity.WARNING,
+                    notes=[f"at step {events[0].step}; the learning rates are equal so far, and part when one rank's metric stands still first"],
+                    help="all-reduce the metric before the schedule is given it",
+                )
+                return
+
+
+def _followed(run: Run) -> list[list[Event]]:
+    """The n-th value that a schedule is given at one statement, a rank each; only where every rank gives as many."""
+    tables: dict[str, list[list[Event]]] = {}
+    for recording in run.present:
+        own: dict[str, list[Event]] = {}
+        for event in recording.of("scheduler"):
+            if isinstance(event["metric"], (int, float)) and math.isfinite(event["metric"]) and event.where is not None:
+                own.setdefault(f"{event.where.file}:{event.where.line}:{event['kind']}", []).append(event)
+        for key, events in own.items():
+            tables.setdefault(key, []).append(events)
+    found = [columns for columns in tables.values() if len(columns) == run.world_size > 1 and len({len(c) for c in columns}) == 1]
+    return sorted((list(events) for columns in found for events in zip(*columns, strict=True)), key=lambda events: events[0].t_ns)
+
+
+def _alike(values: list[float]) -> bool:
+    """Up to what the order of a sum makes of it."""
+    return max(values) - min(values) <= 1e-5 * max(map(abs, values))

@@ -14,11 +14,14 @@ Right
     for p in model.parameters(): dist.all_reduce(p.grad)
 
 Known limits
-    Needs gradients of some parameters that agree.
+    Needs gradients of some parameters that agree. What the source leaves out by the name of its module (`"head" not in name` and a module
+    `head`: private heads, normalisation of one's own) may be meant to be local and is advice; a module whose name merely holds the text
+    (`multihead`) is not.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -53,6 +56,17 @@ class PartlySynced(Check):
             if not wrong:
                 continue
             where = _sync_at(run)
+            local = [n for n in wrong if _left_out_by_name(run, n)]
+            if len(local) == len(wrong):
+                yield self.finding(
+                    f"{len(local)} parameters are each rank's own, as the source leaves them out by name: {replicas.listed(local)}",
+                    where=where or facts.grad_site(opt),
+                    ranks=run.rank_ids,
+                    severity=Severity.ADVICE,
+                    help="if they are not meant to be local, synchronise their gradients too",
+                )
+                return
+            wrong = [n for n in wrong if n not in local]
             yield self.finding(
                 f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} "
                 f"others are: {replicas.listed(wrong)}",
@@ -62,6 +76,13 @@ class PartlySynced(Check):
                 help="synchronise the gradient of every trained parameter",
             )
             return
+
+
+def _left_out_by_name(run: Run, name: str) -> bool:
+    """Whether a filter in the source names one of the modules on the way to this parameter: all of it, or up to a number (`bn`, `bn1`)."""
+    texts = {str(t).strip(".") for _, e in run.events("name_filters") for t in e["excluded"] or ()}
+    paths = [".".join(name.split(".")[i:]) for i in range(name.count(".") + 1)]
+    return any(re.match(rf"{re.escape(t)}[\d_]*(\.|$)", p) for t in texts if t for p in paths)
 
 
 def _unsampled(run: Run, parting: replicas.Parting) -> list[str]:

@@ -3,7 +3,8 @@
 Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm.
 Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
-(its optimizer; -1: has not stepped so far). Event "schedule_idle" (first 8 of a scheduler): site,
+(its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none).
+Event "schedule_idle" (first 8 of a scheduler): site,
 kind, id, lr, beside (optimizer that has stepped since this scheduler's last step, with parameters of the scheduler's optimizer, which has not),
 made (the statement that made the scheduler).
 """
@@ -67,7 +68,15 @@ def _after_scheduler(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
         "scheduler", sites.here(4), kind=type(scheduler).__name__, last_epoch=getattr(scheduler, "last_epoch", None), id=id(scheduler) % 1_000_003,
         opt=steps._known[id(optimizer)].opt if id(optimizer) in steps._known else -1,
         lr=float(lr) if isinstance(lr, (int, float)) else None, metrics=isinstance(args[0], float) if args else False,
+        metric=_metric(args[0] if args else kwargs.get("metrics")) if hasattr(scheduler, "mode_worse") else None,
     )  # fmt: skip
+
+
+def _metric(value: Any) -> float | None:
+    """A number, or a tensor of one element that is read without waiting for a device."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    return float(value.item()) if getattr(value, "is_cpu", False) and value.numel() == 1 else None
 
 
 _last_step: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()  # its optimizer's steps, all steps, told

@@ -11,7 +11,7 @@ import ast
 import sys
 from typing import Any
 
-from .. import digests, protocol, sites, sources
+from .. import digests, protocol, sites, syntax
 from ..arm import at_close
 from ..patching import after, quiet
 from ..state import S
@@ -81,8 +81,8 @@ def _close(*_: Any) -> None:
 
 def _kept_at(site: sites.Site) -> sites.Site:
     """The nearest statement above that lists parameters without a copy; the copy itself where there is none."""
-    tree = sources._tree(site[0])
-    above = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and n.lineno < site[1] and _lists(n.value)] if tree else []
+    tree = syntax.tree(site[0])
+    above = [n for n in syntax.nodes(tree) if isinstance(n, ast.Assign) and n.lineno < site[1] and _lists(n.value)] if tree else []
     return (site[0], max(n.lineno for n in above), "") if above else site
 
 
