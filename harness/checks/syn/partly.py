@@ -81,7 +81,8 @@ class PartlySynced(Check):
 def _left_out_by_name(run: Run, name: str) -> bool:
     """Whether a filter in the source names one of the modules on the way to this parameter: all of it, or up to a number (`bn`, `bn1`)."""
     texts = {str(t).strip(".") for _, e in run.events("name_filters") for t in e["excluded"] or ()}
-    paths = [".".join(name.split(".")[i:]) for i in range(name.count(".") + 1)]
+    modules = name.split(".")[:-1]  # `"bias" not in name` sorts out what has no weight decay
+    paths = [".".join(modules[i:]) for i in range(len(modules))]
     return any(re.match(rf"{re.escape(t)}[\d_]*(\.|$)", p) for t in texts if t for p in paths)
 
 

@@ -162,6 +162,32 @@ def test_the_healthy_run_is_left_alone(name: str) -> None:
     assert findings(check, two_ranks(ddp=False, extra=lambda r: [event("loss", line=30, **LOSS)])) == []
 
 
+def followed(*values: tuple[float, ...], rates: tuple[float, float] = (0.1, 0.1), ranks: int = 2) -> Run:
+    """A schedule that is given these values, a column a rank; rank 1's rate is the second."""
+    return two_ranks(
+        extra=lambda r: [event("scheduler", line=81, kind="ReduceLROnPlateau", metric=v[r], lr=rates[r], s=n) for n, v in enumerate(values)]
+        * (r < ranks)
+    )
+
+
+def test_a_schedule_that_follows_a_metric_of_each_ranks_own() -> None:
+    (found,) = findings(the_check(lr), followed((0.5, 0.5), (0.4, 0.41)))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 81
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        followed((0.5, 0.5), (0.4, 0.4 * (1 + 1e-7))),  # summed in another order
+        followed((0.5, 0.6), ranks=1),  # one rank decides and tells the others
+        followed((0.5, 0.6), rates=(0.1, 0.05)),  # brought into line: the rows' rates agree
+        followed((float("nan"), 0.6)),
+    ],
+)
+def test_schedules_that_follow_one_metric_are_healthy(healthy: Run) -> None:
+    assert findings(the_check(lr), healthy) == []
+
+
 @pytest.mark.parametrize(
     "healthy",
     [

@@ -11,6 +11,7 @@ from replica_runs import by_rank, setup, two_ranks
 from harness.checks.base import Check, Inconclusive
 from harness.checks.registry import all_checks
 from harness.checks.syn import replicas
+from harness.checks.syn.partly import _left_out_by_name
 from harness.model import Severity
 from harness.record import Event, Run
 
@@ -76,6 +77,19 @@ def test_the_line_is_the_gradients_reduce_not_the_losss() -> None:
         coll("all_reduce", 87, s=1), *[coll("all_reduce", 51, s=s, numel=16, grad=True) for s in range(3)]])  # fmt: skip
     (found,) = findings(CHECKS["SYN128"], faulty)
     assert found.where is not None and found.where.line == 51
+
+
+@pytest.mark.parametrize("text, severity", [("0.", Severity.ADVICE), ("0", Severity.ADVICE), ("bias", Severity.ERROR), ("head", Severity.ERROR)])
+def test_what_the_source_leaves_out_by_its_modules_name_may_be_meant(text: str, severity: Severity) -> None:
+    filters = [event("name_filters", excluded=[text])]
+    one = two_ranks(ddp=False, each=by_rank(grad=(5, 55), param=(6, 66)), wrong={"grad": (0,), "param": (0,)}, extra=lambda r: filters)
+    assert [f.severity for f in findings(CHECKS["SYN128"], one)] == [severity]
+
+
+def test_a_module_whose_name_merely_holds_the_text_is_not_meant() -> None:
+    told = run([recording([event("name_filters", excluded=["head", "bn"])])])
+    left = [n for n in ("head.bias", "body.multihead.out.bias", "body.bn1.weight", "body.norm.head.0.bias") if _left_out_by_name(told, n)]
+    assert left == ["head.bias", "body.bn1.weight", "body.norm.head.0.bias"]
 
 
 def four_ranks(grads: tuple[int, ...], **call: Any) -> Run:
