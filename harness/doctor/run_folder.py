@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from harness import mounts
 from harness.doctor.line import ERROR, OK, WARNING, Host, Line
 
 QUICK = True
 WHY = "ranks speak to the controller through files in the run folder; what cannot be written cannot be judged"
 LEAST_BYTES = 64_000_000
-LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "ramfs", "overlay", "zfs", "f2fs", "vfat", "squashfs")
 
 
 def look(host: Host) -> Iterable[Line]:
@@ -37,25 +37,12 @@ def nearest(folder: Path) -> Path:
 def _shared(host: Host, folder: Path) -> Iterable[Line]:
     if host.nodes == 1:
         return []
-    kind = filesystem(host.proc, folder.resolve())
-    if kind in LOCAL and host.nodes_are_here:
+    kind = mounts.file_system_of(folder, host.proc)
+    if kind in mounts.LOCAL and host.nodes_are_here:
         return [Line("run folder", OK, f"{folder} is {kind}, and the nodes of this Slurm are all this machine", WHY)]
-    if kind in LOCAL:
+    if kind in mounts.LOCAL:
         fix = "take --out in a folder that all nodes mount (nfs, lustre, gpfs)"
         return [Line("run folder", ERROR, f"{folder} is {kind}, a disk of this node alone, but {host.nodes} nodes write there", WHY, fix)]
     if not kind:
         return [Line("run folder", WARNING, f"whether {folder} is shared by {host.nodes} nodes is not known", WHY, "look at `df -T` on each node")]
     return [Line("run folder", OK, f"{folder} is {kind}, a shared file system", WHY)]
-
-
-def filesystem(proc: Path, folder: Path) -> str:
-    """The type of the mount that holds it; empty where /proc does not say."""
-    found = (0, "")
-    try:
-        lines = (proc / "mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    for fields in map(str.split, lines):
-        if len(fields) > 2 and (folder == Path(fields[1]) or Path(fields[1]) in folder.parents):
-            found = max(found, (len(fields[1]), fields[2]))
-    return found[1]

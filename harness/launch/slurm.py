@@ -299,7 +299,9 @@ def _ask_submitit(python: str, request: dict[str, Any]) -> list[str] | str:
         answer = json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return f"no answer within {SUBMIT_LIMIT_S:.0f} s"
-    except (ValueError, IndexError, OSError):
+    except OSError as error:
+        return f"submitit could not be run: {error}"
+    except (ValueError, IndexError):
         return f"submitit could not be run: {done.stderr[-1000:]}"
     return [str(job) for job in answer["jobs"]] if "jobs" in answer else str(answer["error"])
 

@@ -69,27 +69,25 @@ class Client:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._asked = 0.0
-
-    @property
-    def busy(self) -> bool:
-        return self._process is not None
+        self.busy = False  # asked, and the answer not taken yet
 
     def ask(self, words: Sequence[str]) -> None:
-        self._asked = time.monotonic()
-        with contextlib.suppress(OSError):  # no such client: no answer, ever
+        self._asked, self.busy = time.monotonic(), True
+        with contextlib.suppress(OSError):  # no such client: the answer is that there is none
             self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def answer(self) -> tuple[int, str] | None:
         """(exit code, what it printed); None while it is at it."""
         process = self._process
         if process is None:
+            self.busy = False
             return 127, ""
         if process.poll() is None:
             if time.monotonic() < self._asked + CLIENT_LIMIT_S:
                 return None
             process.kill()
         output, _ = process.communicate()
-        self._process = None
+        self._process, self.busy = None, False
         return process.returncode, output.decode("utf-8", "replace")
 
 

@@ -68,7 +68,7 @@ class _Loader:
             try:
                 call(module)
             except Exception as error:
-                S.recorder.event("probe_error", where=f"import {self._name}", error=repr(error)[:300])
+                S.recorder.event(protocol.PROBE_ERROR, where=f"import {self._name}", error=repr(error)[:300])
 
 
 class _Finder:
@@ -92,7 +92,7 @@ def _arm_torch(torch: ModuleType) -> None:
         try:
             importlib.import_module(f"{package.__name__}.{info.name}").arm()
         except Exception as error:  # another torch version: this sensor is missing, and the report says so
-            S.recorder.event("probe_error", where=f"sensor {info.name}", error=repr(error)[:300])
+            S.recorder.event(protocol.PROBE_ERROR, where=f"sensor {info.name}", error=repr(error)[:300])
     if S.recorder.role == "main":
         S.recorder.event(
             protocol.TORCH,
@@ -122,7 +122,7 @@ def close(how: str, code: int | None = None) -> None:
         try:
             call()
         except Exception as error:
-            recorder.event("probe_error", where="close", error=repr(error)[:300])
+            recorder.event(protocol.PROBE_ERROR, where="close", error=repr(error)[:300])
     recorder.phase("ended")
     recorder.event(protocol.END, how=how, code=code, steps=S.steps, probe_s=round(S.probe_s, 6), errors=recorder.errors)
     recorder.closed = True

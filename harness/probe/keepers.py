@@ -148,8 +148,8 @@ def _computed(function: Function) -> set[str]:
 
 
 def _carries(node: ast.AST, names: set[str], calls: frozenset[str] = frozenset()) -> bool:
-    """Whether this expression passes on a graph: it holds one of the names, or a call of one of the functions, not ended by "
-    ".item() and the like."""
+    """Whether this expression passes on a graph: it holds one of the names, or a call of one of the functions, not ended by
+    .item() and the like."""
     if _label(node) in names:
         return True
     if isinstance(node, ast.Attribute):

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from . import protocol
 from .state import S
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -23,14 +24,18 @@ def quiet(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            S.recorder.errors += 1
-            if S.recorder.errors <= 5:
-                S.recorder.event("probe_error", where=getattr(function, "__qualname__", "?"), error=repr(error)[:300])
+            _count(function, error)
             return None
         finally:
             at_work.yes = False
 
     return guarded  # type: ignore[return-value]
+
+
+def _count(function: Any, error: Exception) -> None:
+    S.recorder.errors += 1
+    if S.recorder.errors <= 5:  # the same one may come at every step
+        S.recorder.event(protocol.PROBE_ERROR, where=getattr(function, "__qualname__", "?"), error=repr(error)[:300])
 
 
 def contained(function: F) -> F:
@@ -41,9 +46,7 @@ def contained(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            S.recorder.errors += 1
-            if S.recorder.errors <= 5:
-                S.recorder.event("probe_error", where=getattr(function, "__qualname__", "?"), error=repr(error)[:300])
+            _count(function, error)
             return None
 
     return guarded  # type: ignore[return-value]

@@ -198,6 +198,7 @@ STATUS_BYTES = STATUS.size + STATUS_SITE_BYTES
 START = "start"  # pid, ppid, argv, rank, local_rank, world_size (as the environment says, -1: unset), role, start_ticks, python, env
 TORCH = "torch"  # version, cuda (build), cuda_available, num_devices, threads
 END = "end"  # how: "exit" | "exception" | "os._exit"; code; steps; probe_s
+PROBE_ERROR = "probe_error"  # where, error: something of the probe failed, and what it looks at is not in the recording
 FAILURE = "failure"  # type, message, frames [site...], thread, phase, cause
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})  # "op" of a "coll" event that needs no third rank
 PROCESS_GROUP = "pg"  # rank, world_size, backend, init_method, site, done: bool (event before the call and after it)

@@ -40,8 +40,8 @@ def _in_place(scope: ast.AST, owner: ast.Attribute) -> bool:
 
 @cache
 def loss_made_at(file: str, line: int) -> Site | None:
-    """The statement that made the loss of a backward at `line`: the nearest assignment before it, in "
-    "the same function, to the name it is called on."""
+    """The statement that made the loss of a backward at `line`: the nearest assignment before it, in
+    the same function, to the name it is called on."""
     tree = syntax.tree(file)
     if tree is None:
         return None

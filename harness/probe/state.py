@@ -78,7 +78,6 @@ class State:
         self.ddps: list[Any] = []  # sensors/ddp.Wrapped, in order of construction
         self.loops: list[Any] = []  # sensors/loader.Pass that are open
         self.let_go: list[Any] = []  # those whose iterator is gone with a batch that no backward has followed yet
-        self.training_loops = 0
         self.probe_s = 0.0
         self.steps_by_optimizer = 0
         self.batch_rows = 0  # first dimension of the last batch that went through a wrapped model or came from a loader

@@ -179,6 +179,14 @@ def _speed_line(speed: Mapping[str, float | None], run: Run) -> str:
     return line
 
 
+def _missed_lines(verdict: Verdict) -> list[str]:
+    """A silent sensor makes a clean verdict say less: it is told."""
+    probe = verdict.summary.get("probe") or {}
+    if not probe.get("num_errors"):
+        return []
+    return [f"{'probe':12}failed {probe['num_errors']} times at least, so checks may have missed things; first in {gist(str(probe['first_error']), 200)}"]
+
+
 # ---- what was not judged
 
 
@@ -320,7 +328,7 @@ def render(run: Run, verdict: Verdict, folder: Path, cwd: str, style: Style) -> 
     if run.num_steps:
         blocks.append(table_lines(figures.table(run), style))
     shown = shown_path(str(folder), cwd)
-    last = [facts_line(run), *summary_lines(verdict, run)]
+    last = [facts_line(run), *summary_lines(verdict, run), *_missed_lines(verdict)]
     blocks.append(last)
     blocks.append(not_judged_lines(verdict, style))
     blocks.append([

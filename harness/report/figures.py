@@ -133,8 +133,14 @@ def summarise(run: Run) -> dict[str, Any]:
         "loss": _loss(ranks, run),
         "memory": _memory(ranks),
         "throughput": _throughput(ranks, run),
-        "probe": {"share": max((r.probe_share for r in ranks if r.probe_share is not None), default=None)},
+        "probe": {"share": max((r.probe_share for r in ranks if r.probe_share is not None), default=None), **_missed(run)},
     }
+
+
+def _missed(run: Run) -> dict[str, Any]:
+    """What the probe could not look at: how often at least (a process tells five), and what came first. Sensors are silent then."""
+    told = [event for _, event in run.events(protocol.PROBE_ERROR)]
+    return {"num_errors": len(told), "first_error": f"{told[0]['where']}: {told[0]['error']}" if told else None}
 
 
 def _loss(ranks: Sequence[RankFigures], run: Run) -> dict[str, Any]:

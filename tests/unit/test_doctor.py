@@ -175,9 +175,11 @@ def test_threads(tmp_path: Path, omp: str, nproc: int, cores: int, level: str) -
 
 def test_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(run_folder.look(host(tmp_path, folder=tmp_path / "not" / "yet"))).level == OK
-    (tmp_path / "proc" / "mounts").write_text(f"disk / ext4 rw 0 0\nserver:/x {tmp_path.resolve()} nfs4 rw 0 0\n")
+    mounts = tmp_path / "proc" / "self" / "mountinfo"
+    mounts.parent.mkdir()
+    mounts.write_text(f"1 0 8:1 / / rw - ext4 disk rw\n2 1 0:2 / {tmp_path.resolve()} rw - nfs4 server:/x rw\n")
     assert levels(run_folder.look(host(tmp_path, nodes=2))) == [OK, OK]
-    (tmp_path / "proc" / "mounts").write_text("disk / ext4 rw 0 0\n")
+    mounts.write_text("1 0 8:1 / / rw - ext4 disk rw\n")
     assert levels(run_folder.look(host(tmp_path, nodes=2))) == [OK, ERROR]
     assert levels(run_folder.look(host(tmp_path, nodes=2, nodes_are_here=True))) == [OK, OK]
 

@@ -67,6 +67,13 @@ def test_the_whole_run() -> None:
     assert summary["throughput"]["step_p50_s"] == pytest.approx(0.015)
 
 
+def test_what_the_probe_could_not_look_at_is_told() -> None:
+    assert summarise(make_run())["probe"]["num_errors"] == 0
+    recording = make_recording(0, more=[{"k": "probe_error", "t": 1, "s": 0, "where": "sensor ddp", "error": "AttributeError('x')"}])
+    probe = summarise(make_run([recording]))["probe"]
+    assert (probe["num_errors"], probe["first_error"]) == (1, "sensor ddp: AttributeError('x')")
+
+
 def test_percentile_interpolates() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
     assert percentile([7.0], 95) == 7.0

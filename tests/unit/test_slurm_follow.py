@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness import attempt
+from harness import attempt, mounts
 from harness.launch import slurm, slurm_meet, slurm_shared
 from harness.launch.slurm_follow import Follower, ending_of
 from harness.launch.slurm_queue import JobState, parse_sacct, parse_scontrol
@@ -284,23 +284,12 @@ def test_a_process_lives_while_its_node_lists_it(tmp_path: Path) -> None:
 
 # ---- what can be known before a submission
 
-MOUNTINFO = r"""22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw
-30 22 0:25 / /home rw shared:1 - nfs4 filer:/home rw
-31 30 0:26 / /home/me/my\040scratch rw - tmpfs tmpfs rw
-garbage"""
-
-
-def test_the_file_system_of_a_folder_is_that_of_the_longest_mount_above_it() -> None:
-    kinds = {place: slurm_shared.file_system_of(Path(place), MOUNTINFO) for place in ("/tmp/x", "/home/me", "/homer", "/home/me/my scratch/run")}
-    assert kinds == {"/tmp/x": "ext4", "/home/me": "nfs4", "/homer": "ext4", "/home/me/my scratch/run": "tmpfs"}
-
-
 def test_a_local_folder_is_a_doubt_unless_the_nodes_are_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_shared, "file_system_of", lambda folder, mounts: "tmpfs")
+    monkeypatch.setattr(mounts, "file_system_of", lambda folder: "tmpfs")
     monkeypatch.setattr(slurm_shared, "node_addresses", lambda: ["n1", "n2"])
     assert "which no other machine sees" in slurm_shared.doubt(tmp_path)
     monkeypatch.setattr(slurm_shared, "node_addresses", lambda: ["127.77.1.11", "127.77.1.12"])
     assert slurm_shared.doubt(tmp_path) == ""
     monkeypatch.setattr(slurm_shared, "node_addresses", list)
-    monkeypatch.setattr(slurm_shared, "file_system_of", lambda folder, mounts: "lustre")
+    monkeypatch.setattr(mounts, "file_system_of", lambda folder: "lustre")
     assert slurm_shared.doubt(tmp_path) == ""

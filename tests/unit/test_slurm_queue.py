@@ -49,6 +49,12 @@ def test_a_job_that_nobody_knows_is_gone(says: object, sacct: str) -> None:
     assert answer(Inquiry("7")).state == GONE
 
 
+def test_a_job_is_gone_where_there_is_no_sacct_to_ask(says: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says("scontrol", FORGOTTEN)  # type: ignore[operator]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert answer(Inquiry("7")).state == GONE
+
+
 def test_a_client_that_hangs_is_ended_and_asked_again(says: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_queue, "CLIENT_LIMIT_S", 0.3)
     says("scontrol", f"[ -e {tmp_path}/asked ] || {{ touch {tmp_path}/asked; exec sleep 600; }}; echo 'JobId=7 JobState=RUNNING Reason=None'")  # type: ignore[operator]

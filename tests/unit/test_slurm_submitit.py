@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch import slurm_submit, slurm_text
+from harness.launch import slurm, slurm_submit, slurm_text
 
 submitit_slurm = pytest.importorskip("submitit.slurm.slurm")
 
@@ -50,6 +50,10 @@ def test_an_array_has_one_pickle_an_element(cluster: Path) -> None:
     request = {"folder": str(cluster), "text": "x", "commands": [["a"], ["b"], ["c"]], "notes": [], "unset": []}
     assert slurm_submit.submit(request) == ["4711_0", "4711_1", "4711_2"]
     assert sorted(path.name for path in cluster.glob("*_submitted.pkl")) == [f"4711_{number}_submitted.pkl" for number in range(3)]
+
+
+def test_an_interpreter_that_is_gone_is_told() -> None:
+    assert "/no/such/python" in slurm._ask_submitit("/no/such/python", {})
 
 
 def test_what_sbatch_says_against_it_comes_back(cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -139,27 +139,28 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
 
 
 def _apply(original: Any) -> Any:
-    """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP "
-    "hooked; one that changes nothing does not."""
-    note = quiet(_note_move)
+    """A cast or move (`.to`, `.half`, ...) after wrapping replaces the gradient accumulators that DDP hooked;
+    one that changes nothing does not."""
+    look, note = quiet(_pointers), quiet(_note_move)
 
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
         wrapped = [w for w in S.ddps if (m := w.ref()) is not None and (self is m or self is m.module)]
-        before_ptr = [_pointers(w) for w in wrapped]
+        old = [look(w) for w in wrapped]
         result = original(self, *args, **kwargs)
-        for one, old in zip(wrapped, before_ptr, strict=True):
-            note(one, _pointers(one) != old, sites.here(3))
+        for one, pointers in zip(wrapped, old, strict=True):
+            note(one, pointers, sites.here(3))
         return result
 
     return apply
 
 
 def _pointers(wrapped: Wrapped) -> list[int]:
+    """Addresses of the first parameters' storages. Raises for a tensor without one (fake, or a subclass's own)."""
     return [p.data_ptr() for ref in list(wrapped.refs.values())[:4] if (p := ref()) is not None]
 
 
-def _note_move(wrapped: Wrapped, moved: bool, site: sites.Site) -> None:
-    if moved:
+def _note_move(wrapped: Wrapped, old: list[int] | None, site: sites.Site) -> None:
+    if old is not None and _pointers(wrapped) != old:
         wrapped.moved_at = site
         S.recorder.event("wrap_moved", site, index=wrapped.index)
 

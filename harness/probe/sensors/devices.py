@@ -141,16 +141,15 @@ def _note_set_device(device: Any, *args: Any, **kwargs: Any) -> None:
 _depth = [0]
 
 
-def _held(module: Any) -> tuple[str, dict[int, tuple[str, bool]]]:
-    """(who holds, id of parameter -> (device, is it in the module now)) for parameters of this module that an optimizer or "
-    "DDP object holds."""
+def _held(module: Any) -> tuple[str, dict[int, str]]:
+    """(who holds, id of parameter -> device) for parameters of this module that an optimizer or DDP object holds."""
     from .. import marks
 
     own = {id(p): str(p.device) for p in module.parameters()}
     by_ddp = {key for w in S.ddps if w.ref() is not None for key in w.refs}
     in_optimizer = {id(p) for o in marks.optimizers() for g in o.param_groups for p in g["params"]}
     holder = "ddp" if own.keys() & by_ddp else "optimizer"
-    return holder, {key: (device, True) for key, device in own.items() if key in by_ddp or key in in_optimizer}
+    return holder, {key: device for key, device in own.items() if key in by_ddp or key in in_optimizer}
 
 
 def _apply(original: Any) -> Any:
@@ -171,15 +170,15 @@ def _apply(original: Any) -> Any:
     return _apply
 
 
-def _compare(module: Any, holder: str, held: dict[int, tuple[str, bool]], site: sites.Site) -> None:
+def _compare(module: Any, holder: str, held: dict[int, str], site: sites.Site) -> None:
     now = {id(p): str(p.device) for p in module.parameters()}
     replaced = [key for key in held if key not in now]
-    changed = [key for key, (device, _) in held.items() if now.get(key, device) != device]
+    changed = [key for key, device in held.items() if now.get(key, device) != device]
     if not replaced and not changed:
         return
     S.recorder.event(
         "moved_late", site, module=type(module).__name__, held_by=holder, replaced=len(replaced), changed=len(changed), held=len(held),
-        from_devices=sorted({device for device, _ in held.values()}), to_devices=sorted(set(now.values())), stepped=S.steps > 0,
+        from_devices=sorted(set(held.values())), to_devices=sorted(set(now.values())), stepped=S.steps > 0,
     )  # fmt: skip
 
 
