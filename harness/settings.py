@@ -103,13 +103,16 @@ def memory_size(raw: Any) -> int:
 SYNONYMS = {"gpu": "cuda"}  # for the hint only: by its letters, gpu is nearest to cpu
 
 
-def one_of(*choices: str) -> Callable[[Any], str]:
-    def parse(raw: Any) -> str:
-        if raw not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}{did_you_mean(SYNONYMS.get(str(raw), str(raw)), choices)}")
-        return str(raw)
+class OneOf:
+    """Parses one of a few words; completion offers them."""
 
-    return parse
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def __call__(self, raw: Any) -> str:
+        if raw not in self.choices:
+            raise ValueError(f"must be one of {', '.join(self.choices)}{did_you_mean(SYNONYMS.get(str(raw), str(raw)), self.choices)}")
+        return str(raw)
 
 
 def switch(raw: Any) -> bool:
@@ -167,14 +170,14 @@ def formats(raw: Any) -> tuple[str, ...]:
 SETTINGS = (
     Setting("nproc", 2, whole_number(1), "-n/--nproc", "processes a node", True),
     Setting("nodes", 1, whole_number(1), "--nodes", "nodes; above 1 needs a launcher that has nodes", True),
-    Setting("launcher", "warm", one_of("warm", "torchrun", "inline", "slurm"), "--launcher", "warm, torchrun, slurm or inline", True),
-    Setting("device", "auto", one_of("auto", "cpu", "cuda"), "--device", "auto, cpu or cuda", True),
-    Setting("backend", "auto", one_of("auto", "gloo", "nccl"), "--backend", "auto, gloo or nccl", True),
+    Setting("launcher", "warm", OneOf("warm", "torchrun", "inline", "slurm"), "--launcher", "warm, torchrun, slurm or inline", True),
+    Setting("device", "auto", OneOf("auto", "cpu", "cuda"), "--device", "auto, cpu or cuda", True),
+    Setting("backend", "auto", OneOf("auto", "gloo", "nccl"), "--backend", "auto, gloo or nccl", True),
     Setting("timeout_s", 600.0, seconds, "--timeout", "wall time after which the run is ended", True),
     Setting(
         "hang_timeout_s", None, seconds, "--hang-timeout", "silence after which it counts as hung; unset: follows the run's own pace", True
     ),
-    Setting("on_hang", "kill", one_of("kill", "dump"), "--on-hang", "kill a run that hangs, or dump its stacks and let it go on", True),
+    Setting("on_hang", "kill", OneOf("kill", "dump"), "--on-hang", "kill a run that hangs, or dump its stacks and let it go on", True),
     Setting("grace_s", 5.0, seconds, "--grace", "time between TERM and KILL when a run is ended", True),
     Setting("memory_budget", None, memory_size, "--memory-budget", "peak memory a rank may use", True),
     Setting("out", None, path_text, "--out", "folder of this run; unset: .harness/<stamp>-<name>"),
@@ -184,7 +187,7 @@ SETTINGS = (
     Setting("select", (), words, "--select", "only these checks: codes, names, or families such as SYN", True),
     Setting("ignore", (), words, "--ignore", "not these checks: codes, names, or families such as SYN", True),
     Setting(
-        "fail_on", "error", one_of("error", "warning", "advice", "never"), "--fail-on", "least severity that makes the exit code 1", True
+        "fail_on", "error", OneOf("error", "warning", "advice", "never"), "--fail-on", "least severity that makes the exit code 1", True
     ),
     Setting("slurm", (), verbatim, "--slurm", "options of sbatch: key=value, or a flag with its dashes"),
     Setting("site", None, text, "--site", "profile [tool.harness.site.NAME] with what a cluster needs"),

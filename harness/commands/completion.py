@@ -50,15 +50,9 @@ def _complete(parsers: dict[str, Any]) -> None:
     """Say what may stand where: scenarios or files, folders, one of a few words."""
     import shtab
 
-    from harness.settings import FORMATS
+    from harness.settings import FORMATS, SETTINGS, OneOf
 
-    words = {
-        "--launcher": ("warm", "torchrun", "inline"),
-        "--device": ("auto", "cpu", "cuda"),
-        "--backend": ("auto", "gloo", "nccl"),
-        "--fail-on": ("error", "warning", "advice", "never"),
-        "--format": FORMATS,
-    }
+    words = {setting.flag: setting.parse.choices for setting in SETTINGS if isinstance(setting.parse, OneOf)} | {"--format": FORMATS}
     for parser in parsers.values():
         for action in parser._actions:
             if action.dest in ("scripts", "script"):

@@ -124,7 +124,8 @@ class Watch:
             return BUSY * base
         if len(waiting) < len(living) or self._unseen(pages):
             return SLOW * base
-        dead = any(not page.alive for page in pages)
+        children = {page.stem for page in pages if page.ppid in {each.pid for each in waiting}}  # a loader's workers end with their epoch
+        dead = any(not page.alive and page.stem not in children for page in pages)
         return min(base, DEAD_PEER_S) if dead and not any(page.status.op in LOCAL_OPS or page.ended for page in living) else base
 
     def _unseen(self, pages: Sequence[Page]) -> bool:

@@ -167,6 +167,7 @@ def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> N
     if shell == "bash":
         assert subprocess.run(["bash", "-n"], input=out, text=True, check=False).returncode == 0
         assert "_harness_scripts()" in out
+        assert "(warm torchrun inline slurm)" in out and "(kill dump)" in out  # every word that a setting takes
 
 
 def test_completion_of_an_unknown_shell(capsys: pytest.CaptureFixture[str]) -> None:

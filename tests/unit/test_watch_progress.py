@@ -204,6 +204,25 @@ def test_a_dead_peer_shortens_the_wait_in_a_collective(make: Make, op: str, limi
     assert ranks.hung_after() == limit_s
 
 
+def test_a_loader_worker_that_has_ended_is_no_dead_peer(make: Make) -> None:
+    """All ranks may wait for a GPU's queue for longer than three seconds."""
+    ranks = make()
+    ranks.write(0, "barrier", 9)
+    ranks.write(1, "barrier", 9)
+    ranks.write(1, "", 0, ppid=101, pid=300)
+    ranks.dead.add(300)
+    assert ranks.hung_after() == 10.0
+
+
+def test_a_spawned_rank_that_has_died_is_a_dead_peer(make: Make) -> None:
+    ranks = make(nproc=1)
+    ranks.write(0, "", 0)
+    ranks.write(0, "all_reduce", 9, ppid=100, pid=200)
+    ranks.write(0, "", 9, ppid=100, pid=201)
+    ranks.dead.add(201)
+    assert ranks.hung_after() == 3.0
+
+
 def test_a_rank_that_has_not_shown_itself_may_still_read_its_data(make: Make) -> None:
     ranks = make()
     ranks.write(0, "init")
