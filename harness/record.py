@@ -116,16 +116,16 @@ class Recording:
 
     @property
     def pid(self) -> int:
-        return _int(self.start.get("pid"))
+        return number(self.start.get("pid"), -1)
 
     @property
     def ppid(self) -> int:
-        return _int(self.start.get("ppid"))
+        return number(self.start.get("ppid"), -1)
 
     @property
     def env_rank(self) -> int:
         """RANK as the process found it in its environment; -1: unset."""
-        return _int(self.start.get("rank"))
+        return number(self.start.get("rank"), -1)
 
     @property
     def role(self) -> str:
@@ -170,7 +170,7 @@ class Recording:
     def num_steps(self) -> int:
         """Steps taken so far, thinned ones included."""
         last = max(self.column("step"), default=-1) + 1
-        ends = [_int(e["steps"]) for e in self.of(protocol.END)]
+        ends = [number(e["steps"], -1) for e in self.of(protocol.END)]
         return max([last, *ends])
 
     @cached_property
@@ -202,8 +202,11 @@ class Recording:
         return [str(n) for n in names] if isinstance(names, list) else []
 
 
-def _int(value: Any, default: int = -1) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+def number(value: Any, default: int = 0) -> int:
+    """A whole number of a recording, or the default for anything else: recordings may be forged."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return default
+    return value if isinstance(value, int) else int(value) if math.isfinite(value) else default
 
 
 @dataclass
@@ -294,10 +297,10 @@ def assemble(plan: Plan, recordings: Sequence[Recording], **rest: Any) -> Run:
     """
     grouped: dict[int, Recording] = {}
     for recording in recordings:
-        joined = [e for e in recording.of(protocol.PROCESS_GROUP) if e["done"] and _int(e["world_size"]) > 0]
+        joined = [e for e in recording.of(protocol.PROCESS_GROUP) if e["done"] and number(e["world_size"], -1) > 0]
         if joined:
-            grouped.setdefault(_int(joined[-1]["rank"]), recording)
-            size = _int(joined[-1]["world_size"])
+            grouped.setdefault(number(joined[-1]["rank"], -1), recording)
+            size = number(joined[-1]["world_size"], -1)
             rest.setdefault("_world", size)
     world = rest.pop("_world", 0)
     mains = {r.env_rank if r.env_rank >= 0 else 0: r for r in recordings if r.role == "main"}
@@ -348,7 +351,7 @@ def _load(rec_dir: Path) -> list[Recording]:
 def _lost_rows(recording: Recording) -> int:
     """Rows that the process says it wrote, by its last event, and that are not there."""
     ends = recording.of(protocol.END)
-    steps = min(_int(ends[-1]["steps"], 0), 1_000_000) if ends else 0
+    steps = min(number(ends[-1]["steps"]), 1_000_000) if ends else 0
     return _num_kept(steps) - recording.num_rows if steps else 0
 
 

@@ -10,11 +10,7 @@ from bisect import bisect_right
 from functools import cached_property
 
 from harness.probe.protocol import POINT_TO_POINT
-from harness.record import Event, Recording, Run
-
-
-def number(value: object, default: int = 0) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+from harness.record import Event, Recording, Run, number
 
 
 class Clock:

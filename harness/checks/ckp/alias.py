@@ -29,9 +29,8 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
-from harness.checks.order import number
 from harness.model import Finding, Severity, Where
-from harness.record import Event, Recording, Run, where_of
+from harness.record import Event, Recording, Run, number, where_of
 
 
 class AliasForCopy(Check):

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.checks.order import number
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 _BROKEN = re.compile(
     r"PytorchStreamReader|central directory|invalid load key|unexpected EOF|Ran out of input|truncated|corrupted|not a zip|pickle data was"

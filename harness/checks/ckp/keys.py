@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from harness.checks.order import number
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 COUNTERS = ("num_batches_tracked",)  # torch fills these in itself

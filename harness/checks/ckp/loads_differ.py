@@ -29,9 +29,8 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
 from harness.checks.dat import together
 from harness.checks.evl import evaluations
-from harness.checks.order import number
 from harness.model import Finding, Severity, Where
-from harness.record import Event, Run
+from harness.record import Event, Run, number
 
 
 class RanksLoadDifferentWeights(Check):

@@ -24,9 +24,8 @@ from typing import Any
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
-from harness.checks.order import number
 from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 REFUSED = "Attempting to deserialize object on"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.checks.ckp import files
-from harness.checks.order import Clocks, number
-from harness.record import Event, Run
+from harness.checks.order import Clocks
+from harness.record import Event, Run, number
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,9 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
-from harness.checks.order import number
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 RESTORES = {"optimizer": "load_optimizer", "scheduler": "load_scheduler", "scaler": "load_scaler"}
 

@@ -28,9 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
-from harness.checks.order import number
 from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 MIN_STEPS, MIN_RATES, LOOKED_AT = 4, 3, 256
 

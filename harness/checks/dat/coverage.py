@@ -29,7 +29,7 @@ from harness.checks.dat import passes, together
 from harness.checks.dat.not_sharded import cut_afterwards
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, number
 
 
 class ShardsDoNotCover(Check):
@@ -64,7 +64,7 @@ class ShardsDoNotCover(Check):
         if total < 8 or any(n != total or len(set(i)) < len(i) for i, n in drawn):
             return None
         num, union = sum(len(i) for i, _ in drawn), set().union(*(i for i, _ in drawn))
-        twice, allowed = num - len(union), sum(passes.number(p.opened["batch_size"], 1) for p in group) + 0.02 * total
+        twice, allowed = num - len(union), sum(number(p.opened["batch_size"], 1) for p in group) + 0.02 * total
         largest = max(len(i) for i, _ in drawn)
         if twice <= allowed or twice >= 0.98 * (num - largest) or not 0.7 * total <= num <= 1.3 * total:
             return None
@@ -102,7 +102,7 @@ def _indices(one: Pass) -> tuple[tuple[int, ...], int]:
     """(indices drawn, size of the data they index); size 0 where the rank's data set is its own share."""
     if one.subset is not None:
         base = passes.unpack(one.subset.get("indices"))
-        if len(base) == passes.number(one.subset.get("num")) and all(i < len(base) for i in one.indices):
-            return tuple(base[i] for i in one.indices), passes.number(one.subset.get("of"))
+        if len(base) == number(one.subset.get("num")) and all(i < len(base) for i in one.indices):
+            return tuple(base[i] for i in one.indices), number(one.subset.get("of"))
         return (), 0
     return (one.indices, max(0, one.dataset_len)) if one.custom else ((), 0)

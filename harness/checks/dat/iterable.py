@@ -32,7 +32,7 @@ from harness.checks.dat import passes, together
 from harness.checks.dat.not_sharded import cut_afterwards
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Run, where_of
+from harness.record import Run, number, where_of
 
 MIN_SAMPLES = 8
 
@@ -60,8 +60,8 @@ class IterableNotSharded(Check):
         if mixed and len(mixed) >= 0.7 * len(groups) and not cut_afterwards(run, mixed[0][0]):
             yield self._shares(run, *mixed[0])
             return
-        repeated = [p for p in told if passes.number(p.opened["num_workers"]) > 1 and _repeats(p)]
-        if repeated and len(repeated) >= len([p for p in told if passes.number(p.opened["num_workers"]) > 1]):
+        repeated = [p for p in told if number(p.opened["num_workers"]) > 1 and _repeats(p)]
+        if repeated and len(repeated) >= len([p for p in told if number(p.opened["num_workers"]) > 1]):
             yield self._workers(repeated)
 
     def _ranks(self, run: Run, group: list[Pass]) -> Finding:
@@ -88,7 +88,7 @@ class IterableNotSharded(Check):
 
     def _workers(self, repeated: list[Pass]) -> Finding:
         first = repeated[0]
-        workers = passes.number(first.opened["num_workers"])
+        workers = number(first.opened["num_workers"])
         num = len(_identity(first))
         return self.finding(
             f"the {workers} workers of a rank repeat each other: {first.opened['dataset']} yields every sample {workers} times an epoch",
@@ -102,7 +102,7 @@ class IterableNotSharded(Check):
 def _identity(one: Pass) -> tuple[int, ...]:
     """Digests that tell samples apart: of the samples, or of labels that are mostly different."""
     for digests in (one.rows, one.labels):
-        if len(digests) >= MIN_SAMPLES and len(set(digests)) >= 0.4 * len(digests) / max(1, passes.number(one.opened["num_workers"])):
+        if len(digests) >= MIN_SAMPLES and len(set(digests)) >= 0.4 * len(digests) / max(1, number(one.opened["num_workers"])):
             return digests
     return ()
 
@@ -127,6 +127,6 @@ def _head(group: Sequence[Pass], one: Pass) -> tuple[int, ...]:
 
 def _repeats(one: Pass) -> bool:
     """(Nearly) every sample comes num_workers times in one pass."""
-    workers = passes.number(one.opened["num_workers"])
+    workers = number(one.opened["num_workers"])
     counts = Counter(_identity(one))
     return sum(1 for n in counts.values() if n == workers) >= 0.8 * len(counts)

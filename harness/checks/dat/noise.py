@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.checks.dat.passes import MAX_COMPARED, number
+from harness.checks.dat.passes import MAX_COMPARED
 from harness.model import Where
-from harness.record import Event, Run
+from harness.record import Event, Run, number
 
 Site = tuple[str, int, str, bool]  # file, line, function drawn, inside a loader's fetch
 

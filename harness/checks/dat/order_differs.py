@@ -28,7 +28,7 @@ from harness.checks.dat import passes, together
 from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity, Where
-from harness.record import Run, where_of
+from harness.record import Run, number, where_of
 
 HELP = "sort what comes out of a set, a dict of a set, or a directory listing before it is indexed"
 
@@ -60,7 +60,7 @@ class SampleOrderDiffers(Check):
             (
                 (name, at, num)
                 for name, at, num in lists
-                if num in (first.dataset_len, passes.number((first.subset or {}).get("of"))) or contents.differ
+                if num in (first.dataset_len, number((first.subset or {}).get("of"))) or contents.differ
             ),
             None,
         )
@@ -118,5 +118,5 @@ def _lists(run: Run, kind: str) -> list[tuple[str, Where | None, int]]:
         if all(isinstance(e, list) and len(e) >= 3 for e in entries):
             ordered, bags, sizes = ({repr(e[i]) for e in entries if e} for i in range(3))
             if len(ordered) > 1 and len(bags) == 1 and len(sizes) == 1:
-                found.append((str(name), where_of(entry[3]) if len(entry) > 3 else None, passes.number(entry[2])))
+                found.append((str(name), where_of(entry[3]) if len(entry) > 3 else None, number(entry[2])))
     return found

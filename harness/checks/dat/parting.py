@@ -13,7 +13,7 @@ from harness.checks.dat.passes import Pass
 from harness.checks.lau import blame
 from harness.model import Where
 from harness.probe import protocol
-from harness.record import Event, Recording, Run, where_of
+from harness.record import Event, Recording, Run, number, where_of
 
 ABORT = -6
 KILLED = (-6, -7, -9, -11)  # abort, bus error, kill, segmentation fault; a launcher ends the others of a failed gang with TERM
@@ -92,7 +92,7 @@ def _over_passes(run: Run, by_rank: Mapping[int, list[Pass]]) -> Parting | None:
 def _waits(run: Run, one: Pass) -> bool:
     """Whether a closed pass communicated: clients and local epochs may take as many steps as each has data for."""
     recording = run.ranks[one.rank]
-    if recording is None or one.closed is None or passes.number(one.closed["collectives"]) or recording.of("wrap"):
+    if recording is None or one.closed is None or number(one.closed["collectives"]) or recording.of("wrap"):
         return True
     if any(e["sharded"] for e in recording.of(protocol.PARAMS)):
         return True
@@ -139,7 +139,7 @@ def _by_steps(run: Run) -> Parting | None:
     inner, inner_skip = _exits(events[0], 0)
     first = ranges[0][min(level, len(ranges[0]) - 1)]
     counts = tuple(r.num_steps for r in run.present)
-    where = Where(str(first["file"]), passes.number(first["first"]), str(first["func"]))
+    where = Where(str(first["file"]), number(first["first"]), str(first["func"]))
     return Parting(level, left, stayed, False, counts, where, (*lines, *(inner if level else ())), skip or inner_skip)
 
 
@@ -162,11 +162,11 @@ def _exits(event: Event | None, level: int) -> tuple[tuple[Where, ...], bool]:
     found: list[Where] = []
     skip = False
     for entry in listed if isinstance(listed, list) else []:
-        if not isinstance(entry, Mapping) or passes.number(entry.get("level")) < level:
+        if not isinstance(entry, Mapping) or number(entry.get("level")) < level:
             continue
         if entry.get("kind") == "continue":
             skip = skip or entry.get("level") == level
-        elif passes.number(entry.get("level")) == level or (level and not found):
+        elif number(entry.get("level")) == level or (level and not found):
             place = where_of(entry.get("site"))
             if place is not None:
                 found.append(place)
@@ -224,7 +224,7 @@ def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None
         return None  # a last collective inside a helper does not say where the helper was called
     return any(
         PurePath(f.file).name == PurePath(str(r.get("file"))).name
-        and passes.number(r.get("first")) <= f.line <= passes.number(r.get("last"))
+        and number(r.get("first")) <= f.line <= number(r.get("last"))
         for f in seen
         for r in ranges
     )

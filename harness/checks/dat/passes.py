@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 import re
 import struct
 import zlib
@@ -17,7 +16,7 @@ from typing import Any
 from harness.checks.base import NotApplicable
 from harness.model import Where
 from harness.probe import protocol
-from harness.record import Event, Recording, Run, where_of
+from harness.record import Event, Recording, Run, number, where_of
 
 MAX_UNPACKED_BYTES = 4 * 65_536 + 1024
 MAX_COMPARED = 64  # ranks whose samples are compared with each other, which costs their square
@@ -34,11 +33,6 @@ def unpack(text: Any) -> tuple[int, ...]:
         return ()
     num = len(blob) // 4
     return struct.unpack(f"<{num}I", blob[: 4 * num])
-
-
-def number(value: Any, default: int = 0) -> int:
-    """An integer of a recording, or the default for anything else."""
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) else default
 
 
 @dataclass(frozen=True)

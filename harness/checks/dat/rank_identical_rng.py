@@ -31,7 +31,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import noise, passes, together
 from harness.checks.dat.noise import Source
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, number
 
 MIN_STEPS = 3
 PYTHON = ("random", "uniform", "gauss", "randint", "randrange", "choice", "normalvariate", "triangular")
@@ -68,7 +68,7 @@ class RankIdenticalRng(Check):
             f"{line} draws the same values on all ranks: {first.equal_steps} of {len(first.steps)} steps",
             where=seed if seed is not None and not first.first["generator"] else at,
             ranks=run.rank_ids,
-            notes=[f"{passes.number(first.first['numel'])} values a step on each rank; statements like it: {len(equal)}"],
+            notes=[f"{number(first.first['numel'])} values a step on each rank; statements like it: {len(equal)}"],
             help="seed with seed + rank after the model is built (and wrapped), so that each rank draws its own",
         )
 
@@ -106,13 +106,13 @@ def _matters(run: Run, source: Source) -> bool:
     if source.site[3]:
         return event.where is not None and event.where.function != "__iter__"
     fed = {together.rows_fed(run, rank) for rank, r in enumerate(run.ranks) if r is not None}
-    rows = {passes.number(e["rows"]) for events in source.steps.values() for e in events}
-    return bool(rows & fed - {0, 1}) and passes.number(event["num"]) >= 1
+    rows = {number(e["rows"]) for events in source.steps.values() for e in events}
+    return bool(rows & fed - {0, 1}) and number(event["num"]) >= 1
 
 
 def _own_generator(run: Run) -> tuple[passes.Pass, str] | None:
     """A dataset's own generator that is in the same state on all ranks before a pass, and is used in it by this process."""
-    for group in passes.aligned(run, [p for p in passes.training(run) if not p.iterable and not passes.number(p.opened["num_workers"])]):
+    for group in passes.aligned(run, [p for p in passes.training(run) if not p.iterable and not number(p.opened["num_workers"])]):
         owns = [own_states(p) for p in group]
         for name in owns[0][0]:
             if len({repr(o[0].get(name)) for o in owns}) == 1 and all(o[0].get(name) != o[1].get(name) for o in owns):
@@ -133,6 +133,6 @@ def owned_finding(check: Check, run: Run, one: passes.Pass, name: str) -> Findin
         f"the dataset's own generator `{name}` is in the same state on all ranks: the n-th sample of every rank gets the same draws",
         where=one.made_dataset,
         ranks=run.rank_ids,
-        notes=[f"{one.opened['dataset']}.{name}, before and during {passes.number(one.num_samples)} samples"],
+        notes=[f"{one.opened['dataset']}.{name}, before and during {number(one.num_samples)} samples"],
         help="seed the generator with seed + rank",
     )

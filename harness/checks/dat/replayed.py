@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.checks.dat import passes
-from harness.checks.dat.passes import Pass, number
+from harness.checks.dat.passes import Pass
 from harness.probe import protocol
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 MIN_AGAIN = 8  # steps on batches that were trained on before, bit for bit and in the same order
 NUM_WITNESSED = 256  # the first rows all carry digests, see protocol.witnessed

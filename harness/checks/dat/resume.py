@@ -30,7 +30,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity, Where
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 MIN_SAMPLES = 8
 EPOCH_KEYS = (
@@ -100,7 +100,7 @@ def _generations(run: Run) -> list[Recording]:
 
 def _rank_of(recording: Recording) -> int:
     joined = [e for e in recording.of("pg") if e["done"]]
-    return passes.number(joined[-1]["rank"], -1) if joined else recording.rank
+    return number(joined[-1]["rank"], -1) if joined else recording.rank
 
 
 def _history(run: Run, rank: int) -> list[tuple[Recording, Pass]]:

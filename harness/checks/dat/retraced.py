@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from harness.checks.dat import passes
 from harness.model import Where
-from harness.record import Recording, Run, where_of
+from harness.record import Recording, Run, number, where_of
 
 MIN_BATCHES = 8  # that a rank met after another had them
 MAX_RANKS = 16
@@ -55,7 +55,7 @@ def _fed(recording: Recording) -> list[int]:
     """Inputs of the first wrapped model, in order, as far as they are known without a gap."""
     found: list[int] = []
     for event in recording.of("fed"):
-        if event["index"] == 0 and passes.number(event["first"], -1) == len(found):
+        if event["index"] == 0 and number(event["first"], -1) == len(found):
             found.extend(passes.unpack(event["digests"]))
     return found
 

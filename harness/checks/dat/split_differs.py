@@ -25,7 +25,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, number
 
 
 class SplitDiffers(Check):
@@ -88,7 +88,7 @@ class SplitDiffers(Check):
 
 
 def _base(one: Pass) -> int:
-    return passes.number((one.subset or {}).get("base"), -2)
+    return number((one.subset or {}).get("base"), -2)
 
 
 def _subset_of(group: Sequence[Pass], base: int) -> dict[int, set[int]]:

@@ -30,7 +30,7 @@ from harness.checks.dat import noise, passes, together
 from harness.checks.dat.passes import Pass
 from harness.checks.dat.rank_identical_rng import own_states, owned_finding
 from harness.model import Finding, Severity, Where
-from harness.record import Run, where_of
+from harness.record import Run, number, where_of
 
 
 class WorkerRngIdentical(Check):
@@ -41,7 +41,7 @@ class WorkerRngIdentical(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
-        worked = [p for p in passes.training(run) if passes.number(p.opened["num_workers"]) > 0 and not p.iterable]
+        worked = [p for p in passes.training(run) if number(p.opened["num_workers"]) > 0 and not p.iterable]
         groups = [g for g in passes.aligned(run, worked) if all(any(_moved(p)) for p in g)]
         if not groups:
             raise NotApplicable("no training pass whose workers draw at random")
@@ -82,7 +82,7 @@ class WorkerRngIdentical(Check):
             f"the loader's workers have the same seed on all ranks ({first.opened['base_seed']}), and draw from it for each sample",
             where=_seeded_at(run, first),
             ranks=run.rank_ids,
-            notes=[f"{len(same)} passes, {passes.number(first.opened['num_workers'])} workers a rank"],
+            notes=[f"{len(same)} passes, {number(first.opened['num_workers'])} workers a rank"],
             help="seed the loader's generator (or torch.manual_seed, before the loader starts its workers) with seed + rank",
         )
 
@@ -97,7 +97,7 @@ def _seeds(one: Pass) -> list[list[int]]:
     """Of each worker: what torch's, python's and numpy's generator were seeded with."""
     found = one.closed["worker_seeds"] if one.closed is not None else None
     rows = found if isinstance(found, list) else []
-    return [[passes.number(v) for v in r] for r in rows if isinstance(r, list) and len(r) == 3]
+    return [[number(v) for v in r] for r in rows if isinstance(r, list) and len(r) == 3]
 
 
 def _alike(group: list[Pass]) -> str:

@@ -29,7 +29,7 @@ from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, number
 
 MIN_SAMPLES = 4
 
@@ -40,7 +40,7 @@ class WorkersKeepEpoch(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
-        dated = [p for p in passes.training(run) if passes.number(p.opened["num_workers"]) > 0 and p.opened["epochs"]]
+        dated = [p for p in passes.training(run) if number(p.opened["num_workers"]) > 0 and p.opened["epochs"]]
         if not dated:
             raise NotApplicable("no training pass with workers over a dataset that keeps an epoch")
         lasting = [p for p in dated if p.opened["persistent"]]

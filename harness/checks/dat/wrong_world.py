@@ -30,7 +30,7 @@ from harness.checks.dat import passes, together
 from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Recording, Run
+from harness.record import Recording, Run, number
 
 
 class WrongWorld(Check):
@@ -99,7 +99,7 @@ def _drawn_apart(run: Run, first: Pass) -> bool:
     """The script drew, before it trained, at least a number for each sample, and other numbers on each rank: toy data, made without a seed."""
     told = [next((e["drawn"] for e in r.of("dataset") if e["kind"] == first.opened["dataset"]), None) for r in run.present]
     drawn = [d for d in told if isinstance(d, list) and len(d) == 3]
-    return bool(drawn) and min(passes.number(d[1]) for d in drawn) >= first.dataset_len and len({repr(d[2]) for d in drawn}) > 1
+    return bool(drawn) and min(number(d[1]) for d in drawn) >= first.dataset_len and len({repr(d[2]) for d in drawn}) > 1
 
 
 def _attributes(recording: Recording, kind: str) -> Mapping[str, Any]:
@@ -108,11 +108,11 @@ def _attributes(recording: Recording, kind: str) -> Mapping[str, Any]:
 
 
 def _replicas(one: Pass) -> int:
-    return passes.number((one.distributed or {}).get("num_replicas"))
+    return number((one.distributed or {}).get("num_replicas"))
 
 
 def _rank(one: Pass) -> int:
-    return passes.number((one.distributed or {}).get("rank"), -1)
+    return number((one.distributed or {}).get("rank"), -1)
 
 
 def _one_a_rank(wrong: list[Pass]) -> list[Pass]:

@@ -27,10 +27,10 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
-from harness.checks.dat.passes import Pass, number
+from harness.checks.dat.passes import Pass
 from harness.checks.evl import reports
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, number
 
 SMALL = 0.01  # of the data set. What a sampler drops is advice: less than one a rank, so that all ranks get equally many
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.checks.dat import passes
-from harness.checks.dat.passes import Pass, number
+from harness.checks.dat.passes import Pass
 from harness.model import Where
-from harness.record import Recording, Run
+from harness.record import Recording, Run, number
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.checks.dat.passes import number
-from harness.record import Run
+from harness.record import Run, number
 
 
 def counts(run: Run) -> tuple[int, int]:

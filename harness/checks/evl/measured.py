@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.checks.dat.passes import number
 from harness.checks.evl import evaluations
 from harness.checks.evl.reports import Value
 from harness.model import Where
-from harness.record import Event, Run
+from harness.record import Event, Run, number
 
 
 @dataclass(frozen=True)

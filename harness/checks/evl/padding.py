@@ -26,7 +26,7 @@ from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 NEAR_NS = 50_000_000  # the two events of one call
 SUMS = ("all_reduce", "reduce", "all_reduce_coalesced")
@@ -55,26 +55,26 @@ class EvalPaddingDuplicates(Check):
 
     def _found(self, run: Run, counted: list[Pass]) -> Finding:
         first = counted[0]
-        total, size = passes.number((first.distributed or {}).get("total_size")), _size(first)
+        total, size = number((first.distributed or {}).get("total_size")), _size(first)
         return self.finding(
             f"the evaluation counts {total} samples, the data set has {size}: the sampler repeats {total - size} to fill up",
             where=first.made_sampler,
             ranks=sorted({p.rank for p in counted}),
-            notes=[f"{passes.number((first.distributed or {}).get('num_samples'))} samples on each of {run.world_size} ranks, then summed"],
+            notes=[f"{number((first.distributed or {}).get('num_samples'))} samples on each of {run.world_size} ranks, then summed"],
             help="evaluate `Subset(test_set, range(rank, len(test_set), world_size))` instead, or drop what is repeated",
         )
 
 
 def _size(one: Pass) -> int:
-    found = passes.number((one.distributed or {}).get("dataset_len"), -1)
+    found = number((one.distributed or {}).get("dataset_len"), -1)
     return found if found >= 0 else one.dataset_len
 
 
 def _padding(one: Pass) -> int:
     told = one.distributed or {}
-    if told.get("drop_last") or passes.number(told.get("num_replicas")) < 2 or _size(one) <= 0:
+    if told.get("drop_last") or number(told.get("num_replicas")) < 2 or _size(one) <= 0:
         return 0
-    return passes.number(told.get("total_size")) - _size(one)
+    return number(told.get("total_size")) - _size(one)
 
 
 def _use(run: Run, one: Pass) -> str:
@@ -86,7 +86,7 @@ def _use(run: Run, one: Pass) -> str:
     after = [e for e in recording.of("coll") if e.t_ns > one.closed.t_ns and e.step == one.closed.step]
     gathered = any(e["op"] in GATHERS and _per_sample(recording, e, one, inside=True) for e in inside)
     for event in [*inside, *after]:
-        if event["op"] in SUMS and 0 < passes.number(event["numel"]) <= 4096:
+        if event["op"] in SUMS and 0 < number(event["numel"]) <= 4096:
             return "counted" if not gathered or not _may_cut(recording) else "gathered"
         if event["op"] in GATHERS and event in after:
             gathered = _per_sample(recording, event, one, inside=False)
@@ -102,10 +102,10 @@ def _may_cut(recording: Recording) -> bool:
 
 def _per_sample(recording: Recording, event: Event, one: Pass, *, inside: bool) -> bool:
     """As many values as samples; of an object, as far as its numbers were counted."""
-    num = passes.number(event["numel"], -1)
+    num = number(event["numel"], -1)
     if num < 0:
         told = [
             e for e in recording.of("gathered") if e["op"] == event["op"] and e.where == event.where and abs(e.t_ns - event.t_ns) < NEAR_NS
         ]
-        num = passes.number(told[0]["leaves"], -1) if told else -1
-    return num < 0 or num >= (min(one.num_samples, passes.number(one.opened["batch_size"], 1)) if inside else one.num_samples)
+        num = number(told[0]["leaves"], -1) if told else -1
+    return num < 0 or num >= (min(one.num_samples, number(one.opened["batch_size"], 1)) if inside else one.num_samples)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.checks.dat.passes import number
 from harness.model import Where
-from harness.record import Event, Run
+from harness.record import Event, Run, number
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from harness.checks.dat.passes import number
 from harness.model import Where
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?\d+[eE][-+]?\d+")
 TAGGED = re.compile(

@@ -27,10 +27,9 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
-from harness.checks.dat.passes import number
 from harness.checks.evl import evaluations, layers
 from harness.model import Finding, Severity, Where
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 MIN_STEPS = 2
 

@@ -25,10 +25,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.order import number
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
-from harness.record import Event, Run, where_of
+from harness.record import Event, Run, number, where_of
 
 
 class AccumulationUnscaled(Check):

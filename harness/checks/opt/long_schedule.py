@@ -28,9 +28,8 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.checks.opt import optimizers
-from harness.checks.order import number
 from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 
 class LongSchedule(Check):

@@ -28,10 +28,9 @@ from collections.abc import Iterable, Mapping
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
-from harness.checks.order import number
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity, Where
-from harness.record import Event, Recording, Run, where_of
+from harness.record import Event, Recording, Run, number, where_of
 
 MIN_STEPS, MOST, LOOKED_AT = 3, 0.7, 24
 

@@ -23,10 +23,9 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
-from harness.checks.order import number
 from harness.checks.out import event_files
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, number
 
 
 class EventFileHalfWritten(Check):

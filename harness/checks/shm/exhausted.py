@@ -23,9 +23,8 @@ import re
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.order import number
 from harness.model import Finding, Severity, Where
-from harness.record import Run
+from harness.record import Run, number
 
 _SAYS = re.compile(
     r"insufficient shared memory|unable to (allocate|write to|resize|mmap|open) (the )?(shared memory|file </torch_)"

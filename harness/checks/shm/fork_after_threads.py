@@ -26,10 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.order import number
 from harness.checks.shm import workers
 from harness.model import Finding, Severity
-from harness.record import Run, where_of
+from harness.record import Run, number, where_of
 
 
 class ForkAfterThreads(Check):

@@ -29,10 +29,9 @@ from collections.abc import Iterable, Sequence
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
-from harness.checks.order import number
 from harness.checks.shm.workers import Team, Worker, teams
 from harness.model import Finding, Severity, Where
-from harness.record import Recording, Run
+from harness.record import Recording, Run, number
 
 MIN_BATCHES = 3
 

@@ -23,10 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.order import number
 from harness.checks.shm import workers
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, number
 
 
 class OptimizerStateNotShared(Check):

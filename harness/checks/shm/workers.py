@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from harness.checks.order import number
 from harness.model import Where
-from harness.record import Event, Recording, Run, where_of
+from harness.record import Event, Recording, Run, number, where_of
 
 
 @dataclass(frozen=True)
