@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from harness import collector, columns
+from harness import collector, columns, solo
 from harness.model import Ending, Plan, Where
 from harness.probe import protocol
 from harness.probe.protocol import Row
@@ -318,7 +318,9 @@ def assemble(plan: Plan, recordings: Sequence[Recording], **rest: Any) -> Run:
         if 0 <= rank < size:
             recording.rank = rank
             ranks[rank] = recording
-    return Run(plan=plan, ranks=ranks, processes=list(recordings), **rest)
+    trimmed = solo.without(ranks)
+    changed = {id(old): new for old, new in zip(ranks, trimmed, strict=True) if old is not None and new is not None}
+    return Run(plan=plan, ranks=trimmed, processes=[changed.get(id(r), r) for r in recordings], **rest)
 
 
 def load_recordings(rec_dir: Path) -> list[Recording]:

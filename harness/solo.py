@@ -1,0 +1,85 @@
+"""Takes out of the ranks' recordings the steps that some of them make for themselves, so that step n is the same step on every rank.
+
+A learning-rate range test on rank 0 before the training, a linear probe that rank 0 fits after each epoch: such steps belong to an optimizer
+that only those ranks have. Its rows are dropped, with what was told of it, and the others are numbered anew, optimizers too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from harness.probe import protocol
+
+if TYPE_CHECKING:
+    from harness.record import Event, Recording
+
+STEP_FIELDS = ("at", "steps_now")  # fields of events that count the process's steps, beside the event's own
+TOLD_A_STEP = ("loss", "draw", "gradients", "accumulation")
+
+
+def without(ranks: Sequence[Recording | None]) -> list[Recording | None]:
+    """The recordings as they are, unless every rank has an optimizer that all have, with steps, and some have another one besides."""
+    made = [_made(r) for r in ranks if r is not None]
+    common = set.intersection(*(set(m) for m in made)) if len(made) == len(ranks) > 1 else set()
+    if not common or all(set(m) == common for m in made):
+        return list(ranks)
+    told: list[tuple[Recording, set[int]]] = []
+    for recording, sites in zip(ranks, made, strict=True):
+        assert recording is not None
+        kept = {opt for site, opts in sites.items() if site in common for opt in opts}
+        if not kept & set(recording.column("opt")):
+            return list(ranks)
+        told.append((recording, {opt for opts in sites.values() for opt in opts} - kept))
+    return [_trimmed(recording, solo) if solo else recording for recording, solo in told]
+
+
+def _made(recording: Recording) -> dict[tuple[str, int], set[int]]:
+    """Statement that made an optimizer -> the numbers of those it made."""
+    found: dict[tuple[str, int], set[int]] = {}
+    for event in recording.of(protocol.PARAMS):
+        if (where := event.where) is not None and isinstance(event["opt"], int) and event["opt"] != protocol.OPT_BY_HAND:
+            found.setdefault((where.file, where.line), set()).add(event["opt"])
+    return found
+
+
+def _trimmed(recording: Recording, solo: set[int]) -> Recording:
+    """A new recording; rows are dense up to step 2,048, so what stands before a step is counted exactly up to there."""
+    numbers = list(zip(recording.column("step"), recording.column("opt"), strict=True))
+    dropped = sorted(step for step, opt in numbers if opt in solo)
+    opts = {old: new for new, old in enumerate(sorted({o for _, o in numbers} - solo - {protocol.OPT_BY_HAND}))}
+    shift = _Shift(dropped)
+    rows = b"".join(_renumbered(recording.raw(i), shift(step), opts.get(opt, opt)) for i, (step, opt) in enumerate(numbers) if opt not in solo)
+    gone = set(dropped)
+    events = [_moved(e, shift, opts) for e in recording.events if e["opt"] not in solo and not (e.kind in TOLD_A_STEP and e.step in gone)]
+    new = replace(recording, events=events, rows=rows)
+    new.__dict__["details"] = {(shift(s), opts.get(o, o)): kept for (s, o), kept in recording.details.items() if o not in solo}
+    return new
+
+
+class _Shift:
+    """Step number -> the number that it has without the dropped ones."""
+
+    def __init__(self, dropped: Sequence[int]) -> None:
+        self._dropped = dropped
+
+    def __call__(self, step: int) -> int:
+        return step - bisect_left(self._dropped, step)
+
+
+def _renumbered(raw: bytes, step: int, opt: int) -> bytes:
+    row = bytearray(raw)
+    for name, value in (("step", step), ("opt", opt)):
+        offset, fmt = protocol.NUMBER_OFFSET[name]
+        fmt.pack_into(row, offset, value)
+    return bytes(row)
+
+
+def _moved(event: Event, shift: _Shift, opts: Mapping[int, int]) -> Event:
+    counted = (*STEP_FIELDS, "steps") if event.kind == protocol.END else STEP_FIELDS  # elsewhere they are those of one pass, of one file
+    data: dict[str, Any] = {k: shift(v) if k in counted and isinstance(v, int) and not isinstance(v, bool) else v for k, v in event.data.items()}
+    if isinstance(data.get("opt"), int):
+        data["opt"] = opts.get(data["opt"], data["opt"])
+    return replace(event, step=shift(event.step), data=data)
