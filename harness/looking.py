@@ -90,6 +90,7 @@ class Look:
         self._watch: Watching = session.watch(folder, plan)
         self._next_watch = self._next_suspects = begun
         self._suspected: set[tuple[str, object]] = set()
+        self._errors: set[tuple[str, object]] = set()  # at the last look for suspects
         self._hang_after_s = self._stalled_s = 0.0
         self._stacks: tuple[RankStacks, ...] = ()
         self._fallback_said = False
@@ -207,9 +208,14 @@ class Look:
         self._next_suspects = time.monotonic() + min(max(SUSPECT_EVERY_S, took_s / SUSPECT_SHARE), SUSPECT_AT_LEAST_EVERY_S)
         for finding in found:
             self._suspect(finding)
-        if self.fail_fast and any(f.severity is Severity.ERROR for f in found):
+        if self.fail_fast and self._is_certain(found):
             self.reason = "fail-fast"
         return None
+
+    def _is_certain(self, found: Sequence[Finding]) -> bool:
+        """An error that the look before saw too, and that nothing to come can take back: the newest rows are not there on all ranks yet."""
+        before, self._errors = self._errors, {(f.code, f.where) for f in found if f.severity is Severity.ERROR}
+        return any(code not in replay.provisional_codes() for code, _ in self._errors & before)
 
     def _suspect(self, finding: Finding) -> None:
         key = (finding.code, finding.where)

@@ -173,6 +173,13 @@ def substantial_codes() -> frozenset[str]:
     return frozenset(check.code for check in all_checks() if check.substantial)
 
 
+def provisional_codes() -> frozenset[str]:
+    """Codes of the checks that conclude from what has not come so far."""
+    from harness.checks.registry import all_checks
+
+    return frozenset(check.code for check in all_checks() if check.provisional)
+
+
 def settle(run: Run, judging: Judging, signal_code: int | None = None) -> Verdict:
     """The final verdict. `signal_code`: 130 or 143 where somebody ended the session."""
     judged = judge(run, judging)

@@ -7,7 +7,7 @@ A check file defines one subclass of `Check`. It is found by `registry`; there i
     step(step)   -> aligned rows of all ranks of one optimizer step; called in order, live and again in the final replay
     end(run)     -> findings; may raise NotApplicable or Inconclusive instead
 
-A check instance sees one run once; keep state on self. `live` checks are also asked for `end` while the run goes on.
+A check instance sees one run once; keep state on self. While the run goes on, all are asked about what there is so far (`Run.live`).
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Check(ABC):
     substantial: ClassVar[bool] = True
     # True: a shape of the outcome ("the loss does not fall"); any error that is no symptom explains it.
     symptom: ClassVar[bool] = False
+    # True: concludes from what has not come so far (a synchronisation): --fail-fast does not end a run on it, for it may come yet.
+    provisional: ClassVar[bool] = False
     # True: asked when all others have been: it tells how they fared.
     last: ClassVar[bool] = False
 

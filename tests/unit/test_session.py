@@ -16,7 +16,8 @@ import pytest
 from controller_samples import FAKES, HEADER, FakeSupervisor, FakeWatch, exits, fake_judge, make_plan, write_recording
 
 from harness import replay
-from harness.model import Ending, Plan, Scenario
+from harness.looking import Look
+from harness.model import Ending, Finding, Plan, Scenario, Severity
 from harness.planning import Job, reference_of
 from harness.replay import Judging
 from harness.report import json as report_json
@@ -121,6 +122,15 @@ def test_a_rising_loss_is_found_and_suspected_while_it_runs(tmp_path: Path) -> N
     assert failed_fast.supervisor.handle.stopped == "fail-fast"
     assert result.verdict.exit_code == 1
     assert report_in(result.folder)["ending"]["reason"] == "fail-fast"
+
+
+def test_fail_fast_waits_for_an_error_that_lasts_and_that_nothing_to_come_takes_back() -> None:
+    look = Look.__new__(Look)
+    look._errors = set()
+    lasting = Finding("OPT113", "loss-does-not-fall", Severity.ERROR, "rose")
+    provisional = Finding("SYN126", "replicas-train-alone", Severity.ERROR, "no synchronisation so far")
+    assert [look._is_certain(found) for found in ([lasting], [], [lasting], [lasting])] == [False, False, False, True]
+    assert [look._is_certain([provisional]) for _ in range(3)] == [False] * 3
 
 
 def test_a_script_without_training_is_nothing_checked(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class ReplicasTrainAlone(Check):
     code = "SYN126"
     name = "replicas-train-alone"
     severity = Severity.ERROR
+    provisional = True
     explains = ("SYN127", "OPT111", "SYN129", "EVL102")
 
     def end(self, run: Run) -> Iterable[Finding]:

@@ -36,6 +36,7 @@ class LocalSgdNeverAverages(Check):
     code = "SYN134"
     name = "local-sgd-never-averages"
     severity = Severity.ERROR
+    provisional = True
 
     def end(self, run: Run) -> Iterable[Finding]:
         hook, made, called = _local_sgd(run)

@@ -35,6 +35,7 @@ class NoneGradAsymmetric(Check):
     code = "SYN118"
     name = "none-grad-asymmetric"
     severity = Severity.ERROR
+    provisional = True
     explains = ("LAU101", "LAU102", "HNG*", "SYN122", "SYN123", "SYN121", "SYN127", "DAT111", "OUT101")
 
     def end(self, run: Run) -> Iterable[Finding]:

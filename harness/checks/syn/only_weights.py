@@ -39,6 +39,7 @@ class WeightsSharedGradientsNot(Check):
     code = "SYN135"
     name = "weights-shared-gradients-not"
     severity = Severity.ERROR
+    provisional = True
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

@@ -35,6 +35,7 @@ class PartlySynced(Check):
     code = "SYN128"
     name = "gradients-partly-synced"
     severity = Severity.ERROR
+    provisional = True
     explains = ("SYN127", "SYN126", "OPT111")
 
     def end(self, run: Run) -> Iterable[Finding]:
