@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from controller_samples import FAKES, HEADER, FakeSupervisor, FakeWatch, exits, fake_judge, make_plan, write_recording
 
-from harness import replay
+from harness import looking, replay
 from harness.looking import Look
 from harness.model import Ending, Finding, Plan, Scenario, Severity
 from harness.planning import Job, reference_of
@@ -103,7 +103,10 @@ def test_plan_and_a_running_report_lie_there_before_anything_starts(tmp_path: Pa
     assert seen["controller"]["start_ticks"] > 0
 
 
-def test_a_rising_loss_is_found_and_suspected_while_it_runs(tmp_path: Path) -> None:
+def test_a_rising_loss_is_found_and_suspected_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "SUSPECT_EVERY_S", 0.0)
+    monkeypatch.setattr(looking, "SUSPECT_SHARE", 1e9)
+
     def rising(plan: Plan, folder: Path) -> None:
         from controller_samples import make_row, protocol
 
@@ -124,7 +127,8 @@ def test_a_rising_loss_is_found_and_suspected_while_it_runs(tmp_path: Path) -> N
     assert report_in(result.folder)["ending"]["reason"] == "fail-fast"
 
 
-def test_fail_fast_waits_for_an_error_that_lasts_and_that_nothing_to_come_takes_back() -> None:
+def test_fail_fast_waits_for_an_error_that_lasts_and_that_nothing_to_come_takes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "provisional_codes", lambda: frozenset({"SYN126"}))
     look = Look.__new__(Look)
     look._errors = set()
     lasting = Finding("OPT113", "loss-does-not-fall", Severity.ERROR, "rose")
