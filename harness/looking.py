@@ -117,9 +117,11 @@ class Look:
         return interrupts.signal is not None
 
     def _in_queue(self, queue: Queue, now: float) -> bool:
-        """Whether nothing runs yet: our own limits do not count then."""
+        """Whether nothing runs yet, or no more: our own limits do not count then."""
         if queue.requeued():
             self._start_over(queue.attempt)
+        if queue.settles:
+            return True
         if not queue.waits:
             return False
         self.begun = now

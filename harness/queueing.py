@@ -30,6 +30,8 @@ class Queued(Protocol):
     def queued(self) -> str: ...
     @property
     def attempt(self) -> int: ...
+    @property
+    def settling(self) -> bool: ...
 
 
 class Queue:
@@ -56,6 +58,11 @@ class Queue:
     @property
     def waits(self) -> bool:
         return bool(self._handle.queued)
+
+    @property
+    def settles(self) -> bool:
+        """Nothing runs any more: our limits and the hang watch do not count."""
+        return self._handle.settling
 
     def line(self) -> str:
         self._warn_once()

@@ -31,6 +31,7 @@ LATE_S = 5.0  # what the nodes wrote last may reach a network file system's clie
 STATE_WAIT_S = 45.0  # for Slurm's own word on a run that failed: a job completes when its last node has
 STEP_END_S = 60.0
 CANCEL_AFTER_S = 15.0  # behind the grace: nodes that do not obey the control file by then are cancelled
+GIVE_UP_S = 30.0  # behind that: neither the nodes nor Slurm say a word, and who pressed Ctrl-C wants to go
 
 
 def command(plan: Plan, run_dir: Path) -> Command:
@@ -168,9 +169,17 @@ class SlurmHandle:
             self.follower.begin(self.state.restarts)
             self._settling_since = None
             self._since = time.monotonic()
-        late = self._stopped_at is not None and time.monotonic() > self._stopped_at + self.plan.grace_s + CANCEL_AFTER_S
-        if late:
+        if self._stopped_at is not None and time.monotonic() > self._late_at:
             self._cancel()
+
+    @property
+    def _late_at(self) -> float:
+        return (self._stopped_at or 0.0) + self.plan.grace_s + CANCEL_AFTER_S
+
+    @property
+    def settling(self) -> bool:
+        """All nodes have told their ending; Slurm's word on it is all that is missing, and nothing can hang any more."""
+        return self._all_told
 
     @property
     def _all_told(self) -> bool:
@@ -180,6 +189,8 @@ class SlurmHandle:
         """Ended when all nodes have said so and nothing is left to be explained, or when Slurm says that the job is over."""
         account, state = self.follower.account, self.state
         over = state is not None and state.ended
+        if self._stopped_at is not None and time.monotonic() > self._late_at + GIVE_UP_S:
+            return self._end(state.state if over and state is not None else "")
         if not over and not self._all_told:
             self._settling_since = None
             return None
@@ -207,11 +218,14 @@ class SlurmHandle:
         if attempt.is_gone(self._run_dir):
             reason = FOLDER_DELETED
         error = told.launcher_error
+        left = told.left_behind
+        if self._stopped_at is not None and not self._all_told and not known.ended:
+            left = (*left, f"job {self.job_id}, of whose end neither Slurm nor its nodes have told: squeue -j {self.job_id}; scancel {self.job_id}")
         if not told.started and not error:
             error = self._why_nothing_ran(state)
         if not told.started and reason == "exited":
             reason = "launch-failed"
-        return replace(told, reason=reason, launcher_error=error, scheduler=scheduler)
+        return replace(told, reason=reason, left_behind=left, launcher_error=error, scheduler=scheduler)
 
     def _why_nothing_ran(self, state: str) -> str:
         said = self._carrier.error if isinstance(self._carrier, Step) else "\n".join(_tail(slurm_layout.submission_dir(self._run_dir)))
@@ -231,7 +245,7 @@ def _tail(folder: Path, num_lines: int = 8) -> list[str]:
 class Rejected:
     """A run whose job Slurm did not take."""
 
-    fallback, queued, attempt, job_id = "", "", 0, ""
+    fallback, queued, attempt, job_id, settling = "", "", 0, "", False
 
     def __init__(self, said: str) -> None:
         self.pids: dict[int, int] = {}

@@ -184,7 +184,7 @@ def test_hostile_paths_and_an_array_of_six(cluster: Cluster, tmp_path: Path) -> 
 
 
 def test_too_much_memory_is_named_with_its_rank(cluster: Cluster, desk: Path) -> None:
-    code, text = cluster.run(desk, "run", "quick.py", *TASKS, "--slurm", "mem=2G", "--", "eat")
+    code, text = cluster.run(desk, "run", "quick.py", *TASKS, "--slurm", "mem=500M", "--", "eat")
     assert code == 1 and "rank 1 was killed by the kernel because memory ran out" in text, text
     assert codes(report(desk)) == ["LAU103"], text
     cluster.nothing_left(str(desk))

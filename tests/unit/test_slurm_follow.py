@@ -183,6 +183,29 @@ def test_a_run_that_we_end_is_not_followed_into_the_queue(tmp_path: Path) -> Non
     assert (told.reason, told.scheduler.attempt, [e.rank for e in told.exits]) == ("hang", 0, [0, 1])
 
 
+@pytest.mark.parametrize("state", [None, JobState("PENDING", "Resources"), RUNNING])
+def test_who_wants_to_go_is_not_kept_by_a_slurm_that_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: JobState | None) -> None:
+    """slurmctld is away, or its nodes are gone with it: the last that was heard stays true for ever."""
+    attempt.make(tmp_path, 0)
+    run, _ = handle(tmp_path, *([] if state is None else [state]))
+    assert run.poll() is None
+    run.stop("interrupted")
+    assert run.poll() is None
+    monkeypatch.setattr(slurm, "GIVE_UP_S", -slurm.CANCEL_AFTER_S - PLAN.grace_s - 1)
+    told = run.poll()
+    assert told is not None and told.left_behind == ("job 77, of whose end neither Slurm nor its nodes have told: squeue -j 77; scancel 77",)
+
+
+def test_a_run_whose_nodes_have_all_told_waits_for_slurms_word_and_cannot_hang(tmp_path: Path) -> None:
+    attempt.make(tmp_path, 0)
+    run, _ = handle(tmp_path, RUNNING)
+    tell(tmp_path, 0, hello(0), rank(0), ending(ended(0, 1)))
+    run.poll()
+    assert not run.settling
+    tell(tmp_path, 1, hello(1), rank(1), ending(ended(1, -15, True), reason="peer"))
+    assert run.poll() is None and run.settling
+
+
 def test_what_never_ran_says_what_the_job_said(tmp_path: Path) -> None:
     attempt.make(tmp_path, 0)
     (tmp_path / "slurm").mkdir()

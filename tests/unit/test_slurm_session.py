@@ -36,7 +36,7 @@ def fake_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeJob:
     """A job that says at each poll what comes next: a queue's word, an attempt's number, or its ending."""
 
-    fallback, job_id = "", "77"
+    fallback, job_id, settling = "", "77", False
 
     def __init__(self, *looks: Any) -> None:
         self.looks = list(looks)
