@@ -2,7 +2,8 @@
 
 What it does
     For evaluations in which every rank measures its own share: looks for a number that one rank reports afterwards, although nothing was
-    synchronised between the measurement and the report. A reported number that is the mean of what this rank alone measured without
+    synchronised between the measurement and the report, or although the source uses one entry alone of what was gathered from all
+    ranks. A reported number that is the mean of what this rank alone measured without
     gradients (losses, numbers read with item()) counts whatever was synchronised between. A training loss of one share counts where it is
     stored in a table as well.
 
@@ -35,12 +36,14 @@ from harness.checks.evl.evaluations import Evaluation
 from harness.checks.evl.losses import Epoch
 from harness.checks.evl.measured import Measured
 from harness.checks.evl.reports import Report
-from harness.model import Finding, Severity
-from harness.record import Run
+from harness.model import Finding, Severity, Where
+from harness.record import Run, where_of
 
 TO_ONE = ("reduce", "gather", "gather_object", "recv", "irecv", "send", "isend", "batch_isend_irecv")
 TRAINING = re.compile(r"train|grad|norm|temperature|scale|\blr\b", re.IGNORECASE)
 MEASURED = re.compile(r"val|test|eval|dev", re.IGNORECASE)
+ONE_ENTRY = "all ranks' parts are gathered, and one of them alone is used"
+USE_ALL = "concatenate all that was gathered before the metric is computed"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", ".txt", ".yaml", ".yml")
 
 
@@ -104,7 +107,8 @@ class MetricFromOneShard(Check):
         if one.synced_inside:
             return None
         for report in _after(run, one):
-            if report.y != one.y:
+            entry = _one_entry(run, one, report) if report.y != one.y else None
+            if report.y != one.y and entry is None:
                 return None
             if _speaks_for_all(run, report) and [v for v in report.values() if not _is_training_loss(v, one.rank, one.step, epochs)]:
                 line = f"line {report.where.line}" if report.where else "a line"
@@ -112,10 +116,10 @@ class MetricFromOneShard(Check):
                 share = f"{one.num_samples} of {size} samples"
                 return self.finding(
                     f"{line} reports a number of rank {one.rank}'s share ({share}) as the whole's",
-                    where=one.one.result_line(run) if one.one is not None else one.where,
+                    where=entry or (one.one.result_line(run) if one.one is not None else one.where),
                     ranks=(one.rank,),
-                    notes=[f"reported: {report.text[:120]}", "no collective between the evaluation and the report"],
-                    help="all-reduce the sums (correct, total, loss) on every rank, before this line divides or returns them",
+                    notes=[f"reported: {report.text[:120]}", ONE_ENTRY if entry else "no collective between the evaluation and the report"],
+                    help=USE_ALL if entry else "all-reduce the sums (correct, total, loss) on every rank, before this line divides or returns them",
                 )
         return None
 
@@ -138,6 +142,15 @@ class MetricFromOneShard(Check):
                             help="all-reduce the sum of the losses on every rank after this loop, and divide by world_size as well",
                         )
                         return
+
+
+def _one_entry(run: Run, one: Evaluation, report: Report) -> Where | None:
+    """Where one part of what was gathered is used, if nothing else was synchronised between the evaluation and the report."""
+    recording = run.ranks[one.rank]
+    sites = {(e.where.file, e.where.line): where_of(e["used"]) for e in recording.of("one_entry") if e.where} if recording is not None else {}
+    calls = [e.where for e in recording.of("coll") if one.ended_ns < e.t_ns < report.t_ns] if recording is not None and sites else []
+    used = [sites.get((w.file, w.line)) if w is not None else None for w in calls]
+    return used[0] if used and None not in used and len(used) == report.y - one.y else None
 
 
 def _of_training(label: str) -> bool:

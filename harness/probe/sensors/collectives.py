@@ -3,6 +3,7 @@
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
 (the default group), group_size (of another one), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike).
+Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-from .. import digests, failures, protocol, sites
+from .. import digests, entries, failures, protocol, sites
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers
@@ -53,11 +54,18 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **_group_of(args, kwargs),
         **({"hook": True} if S.in_hook else {}),
     )
+    if op in entries.PLACE and site not in _asked and len(_asked) < 200:
+        _asked.add(site)
+        if (used := entries.only_one(op, site[0], site[1])) is not None:
+            S.recorder.event("one_entry", site, op=op, used=sites.as_json(used))
     S.collectives += 1
     if op not in protocol.POINT_TO_POINT:
         S.recorder.syncs += 1
     for loop in S.loops:
         loop.collectives += 1
+
+
+_asked: set[sites.Site] = set()
 
 
 def _group_of(args: Any, kwargs: Any) -> dict[str, Any]:

@@ -197,6 +197,20 @@ def test_synchronised_before_the_report() -> None:
     silent(MetricFromOneShard, one_shard("accuracy 0.4512", everywhere=True))
 
 
+@pytest.mark.parametrize("sites, y, line", [((55,), 6, 61), ((55, 56), 7, None), ((), 6, None), ((55,), 7, None)])
+def test_one_entry_of_what_was_gathered(sites: tuple[int, ...], y: int, line: int | None) -> None:
+    """The gather at line 55 is used by its first entry alone; the one at 56, and what is no call of the script's, by all."""
+
+    def rank(r: int) -> list[Event]:
+        events = [*trained(0, 2), *measured(1, 2, rank=r), event("one_entry", line=55, op="all_gather_object", used=site(61))]
+        events += [event("coll", line=at, s=2, y=5, op="all_gather_object", numel=-1) for at in sites]
+        return [*events, says("accuracy 0.4512", s=2, y=y)] if r == 0 else events
+
+    own = [rank(0), rank(1)]
+    found = builder.findings(MetricFromOneShard, two(*own, rows=(losses(0.5, 0.4), losses(0.6, 0.3))))
+    assert [f.where and f.where.line for f in found] == ([line] if line else [])
+
+
 def test_measured_on_rank_0_alone() -> None:
     events = trained(0, 2) + measured(1, 2, opened={"distributed": None})
     silent(MetricFromOneShard, two([*events, says("accuracy 0.4512", s=2)], trained(0, 2)))
