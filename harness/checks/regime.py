@@ -36,6 +36,11 @@ def by_messages(run: Run) -> bool:
     return any(len({e.step for e in r.of("coll") if e["op"] in protocol.POINT_TO_POINT}) >= 2 for r in run.present)
 
 
+def by_rows(run: Run) -> bool:
+    """Whether the ranks deal out rows by all_to_all at several steps: experts or tables that belong to one rank each."""
+    return any(len({e.step for e in r.of("coll") if str(e["op"]).startswith("all_to_all")}) >= 2 for r in run.present)
+
+
 def _strangers(run: Run) -> bool:
     """No model is wrapped, and the first optimizers hold other shapes on every rank: nothing could be averaged."""
     if any(True for _ in run.events("wrap")):

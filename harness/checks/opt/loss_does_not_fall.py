@@ -34,6 +34,7 @@ from harness.steps import Step
 
 MIN_STEPS = 20
 MIN_FALL = 0.01
+SMALL = 0.1  # of what it ends at, or of its scatter: no base for a percentage
 
 
 class LossDoesNotFall(Check):
@@ -61,12 +62,12 @@ class LossDoesNotFall(Check):
         third = len(points) // 3
         first, first_error = middle([p.loss for p in points[:third]])
         last, last_error = middle([p.loss for p in points[-third:]])
-        scale = max(abs(first), 1e-12)
+        scale = max(abs(first), abs(last), 1e-12)  # a loss that starts near 0 is no measure of what it rises to
         fall, error = (first - last) / scale, math.hypot(first_error, last_error) / scale
         if fall > max(2 * error, MIN_FALL):
             return
         if fall + 2 * error >= MIN_FALL and fall > -2 * error:
-            raise Inconclusive(f"too noisy: it changed by {-fall:+.1%} +- {error:.1%}")
+            raise Inconclusive(f"too noisy: it changed by {self._change(first, last, error * scale)}")
         declared = bool(run.expect.get("loss_falls"))
         recording = run.present[0] if run.present else None
         yield self.finding(
@@ -74,11 +75,17 @@ class LossDoesNotFall(Check):
             where=losses.site(recording) if recording is not None else None,
             severity=None if declared else Severity.ADVICE,
             notes=[
-                f"change {-fall:+.1%} +- {error:.1%}, medians of {third} steps each",
+                f"change {self._change(first, last, error * scale)}, medians of {third} steps each",
                 "the script declares that it falls" if declared else "nothing is declared",
             ],
             help="check that the optimizer holds the model's parameters, the learning rate, and that inputs and targets belong together",
         )
+
+    def _change(self, first: float, last: float, error: float) -> str:
+        """In percent of where it began, or in its own unit where that is next to nothing."""
+        if abs(first) < SMALL * max(abs(last), error):
+            return f"{last - first:+.3g} +- {error:.2g}"
+        return f"{(last - first) / abs(first):+.1%} +- {error / abs(first):.1%}"
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:

@@ -25,6 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity, Where
@@ -42,7 +43,7 @@ class PartlySynced(Check):
         facts = replicas.require(run)
         if facts.wrapped:
             raise NotApplicable("a model is wrapped in DistributedDataParallel")
-        if any(len({e.step for e in r.of("coll") if str(e["op"]).startswith("all_to_all")}) >= 2 for r in run.present):
+        if regime.by_rows(run):
             raise NotApplicable("tokens are exchanged by all_to_all: experts belong to one rank each")
         for opt, parting in sorted(facts.partings.items()):
             if parting.steps < 2 or not parting.num_param:

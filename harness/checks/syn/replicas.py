@@ -161,19 +161,21 @@ def _name(facts: Replicas, parting: Parting) -> None:
             columns = [r.details.get((key, parting.opt)) for r in run.present]
             if any(c is None for c in columns):
                 continue
-            values = [c[which] for c in columns if c is not None]
-            if len({len(v) for v in values}) != 1:
-                return ()
-            names = first.param_names(parting.opt, key)
-            return tuple(n for i, n in enumerate(names[: len(values[0])]) if len({v[i] for v in values}) > 1)
+            tables = [_by_name(r.param_names(parting.opt, key), c[which]) for r, c in zip(run.present, columns, strict=True) if c is not None]
+            return tuple(n for n in tables[0] if all(n in t for t in tables) and len({t[n] for t in tables}) > 1)
         return ()
 
     parting.grad_names = differing(0, parting.grad_step)
     parting.param_names = differing(1, parting.param_step)
-    names = first.param_names(parting.opt, parting.grad_step)
-    parting.equal_grad_names = (
-        tuple(n for n in names if n not in set(parting.grad_names)) if parting.grad_step is not None else tuple(names)
-    )
+    held = set.intersection(*(set(r.param_names(parting.opt, parting.grad_step)) for r in run.present))
+    names = [n for n in first.param_names(parting.opt, parting.grad_step) if n in held]
+    apart = set(parting.grad_names) if parting.grad_step is not None else set()
+    parting.equal_grad_names = tuple(n for n in names if n not in apart)
+
+
+def _by_name(names: Sequence[str], values: Sequence[int]) -> dict[str, int]:
+    """Digests by parameter: ranks may hold others beside those that all have (tables of their own)."""
+    return dict(zip(names, values, strict=False))
 
 
 def _hand_synced(recording: Recording) -> int:

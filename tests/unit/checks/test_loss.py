@@ -68,6 +68,12 @@ def test_a_rising_loss() -> None:
     assert len(findings(LossDoesNotFall, losses(noisy(1.0, 3.0, 0.1)))) == 1
 
 
+def test_a_loss_that_began_next_to_nothing_is_no_base_for_a_percentage() -> None:
+    (found,) = findings(LossDoesNotFall, losses([1e-9] * 20 + noisy(0.1, 0.2, 0.01, steps=40)))
+    assert found.notes[0].startswith("change +0.1") and "%" not in found.notes[0]
+    assert "%" in findings(LossDoesNotFall, losses(noisy(1.0, 3.0, 0.1)))[0].notes[0]
+
+
 @pytest.mark.parametrize(
     "values", [noisy(2.3, 0.5, 0.1), noisy(2.3, 2.0, 0.05), noisy(2.3, 2.29, 0.5), noisy(2.3, 2.3, 0.001, steps=15), noisy(1.0, -1.0, 0.05)]
 )

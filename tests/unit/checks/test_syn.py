@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -221,3 +222,24 @@ def test_nccl_gathers_lists_of_unequal_size(backend: str, dtypes: tuple[str, str
     group = event("pg", done=True, backend=backend, world_size=2)
     made = two_ranks(extra=lambda r: [group, coll("all_gather", 53, 0, numel=3 + r, dtype=dtypes[r])])
     assert bool(findings(the_check(dtype), made)) is fires
+
+
+def beside_ddp(own: Callable[[int], list[str]], *, extra: Callable[[int], list[Event]] = lambda r: [], starts: tuple[int, int] = (4, 5)) -> Run:
+    """An optimizer whose fourth parameter no DDP owns; its name and its start by rank."""
+    return two_ranks(each=GRADS_DIFFER, extra=extra, wrong={"grad": (3,), "param": (3,)}, setup_of=lambda r: [
+        *setup(r)[:3], event("params", line=22, opt=0, kind="SGD", names=[*NAMES[:3], *own(r)], numels=[1] * 4, ddp=[0, 0, 0, -1], owned=[True] * 4),
+        event("initial", opt=0, each=[1, 2, 3, starts[r]])])  # fmt: skip
+
+
+def rows_travel(rank: int) -> list[Event]:
+    return [coll("all_to_all_single", 60, s, s=s, numel=64) for s in range(12)]
+
+
+def test_what_one_rank_owns_is_no_replica() -> None:
+    check = the_check(outside)
+    same = lambda r: ["tables.weight"]  # noqa: E731
+    assert findings(check, beside_ddp(lambda r: [f"tables.{r}.weight"])) == []  # others on each rank
+    assert findings(check, beside_ddp(same, extra=rows_travel)) == []  # one name, but rows travel and the starts differ
+    assert len(findings(check, beside_ddp(same))) == 1  # a head that each rank seeded by itself
+    assert len(findings(check, beside_ddp(same, extra=rows_travel, starts=(4, 4)))) == 1  # made equal: meant to stay so
+    assert len(findings(check, beside_ddp(lambda r: ["head.weight", *["scale"] * r]))) == 1  # a rank with one more, behind it
