@@ -34,6 +34,20 @@ def root_of(loss: Any) -> tuple[list[str], str, bool]:
     return chain, reduction, scaled
 
 
+def divisor_of(loss: Any) -> float | None:
+    """The whole number above 1 that the loss was divided by last, as a count of samples or tokens is; None for any other. Not read from a
+    device, nor where a hook would have to bring it back."""
+    node = loss.grad_fn
+    raw = getattr(node, "_raw_saved_other", None) if type(node).__name__ == "DivBackward0" else None
+    if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+        return None
+    other = getattr(node, "_saved_other", None)
+    if other is None or not getattr(other, "is_cpu", False) or other.numel() != 1:
+        return None
+    value = float(other.item())
+    return value if value > 1 and value == int(value) else None
+
+
 def has_function(loss: Any) -> bool:
     """Whether a function written in Python, as the collectives with a gradient are, stands near the root."""
     todo, seen = [loss.grad_fn], set[Any]()

@@ -1,7 +1,8 @@
 """OPT107 mean-of-means: ranks average over batches of different size, and DDP weighs them alike
 
 What it does
-    Compares the number of samples that each rank drew for the same step.
+    Compares the number of samples that each rank drew for the same step, and the count that each rank's loss was divided by last (valid
+    tokens, masked samples) where the ranks' gradients are averaged plainly.
 
 Why it is bad
     DDP averages the ranks' gradients with equal weights. A sample on the rank with the small batch counts for more: the gradient
@@ -24,9 +25,9 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
-from harness.checks.syn import replicas
+from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, where_of
 
 
 class MeanOfMeans(Check):
@@ -36,6 +37,10 @@ class MeanOfMeans(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
+        by_count = self._by_count(run, facts)
+        if by_count is not None:
+            yield by_count
+            return
         if not all(len(p.indices) == p.num_samples for p in passes.all_passes(run) if p.complete):
             raise NotApplicable("the first dimension of the batches is not the number of samples")
         uneven, seen = 0, 0
@@ -67,3 +72,43 @@ class MeanOfMeans(Check):
                 notes=[f"{uneven} of {seen} steps"],
                 help="draw equal batches, or weigh each rank's loss: loss * local_n * world_size / global_n",
             )
+
+    def _by_count(self, run: Run, facts: replicas.Replicas) -> Finding | None:
+        """Ranks divide by counts of their own, one lasting by far fewer, and weigh alike."""
+        steps = _counts(run)
+        uneven = [c for c in steps if max(c) > 1.1 * min(c)]
+        if len(uneven) < 3 or len(uneven) < 0.5 * len(steps) or not _averaged_plainly(run, facts):
+            return None
+        totals = [sum(column) for column in zip(*uneven, strict=True)]
+        largest = [sum(c.index(max(c)) == rank for c in uneven) for rank in range(run.world_size)]
+        if max(totals) <= 1.25 * min(totals) or max(largest) < 0.9 * len(uneven):
+            return None
+        told = run.present[0].of("divisor")[0]
+        return self.finding(
+            f"each rank's loss is divided by a count of its own ({', '.join(f'{v:g}' for v in uneven[0][:8])}) and the gradients weigh alike",
+            where=where_of(told["made"]) or told.where,
+            ranks=run.rank_ids,
+            notes=[f"{len(uneven)} of {len(steps)} steps"],
+            help="divide by the count of all ranks: all-reduce it, and use loss_sum * world_size / global_count",
+        )
+
+
+def _counts(run: Run) -> list[list[float]]:
+    """What the ranks divided by, a list a step; only of steps at which each did."""
+    tables: list[dict[int, float]] = []
+    for recording in run.present:
+        own: dict[int, float] = {}
+        for event in recording.of("divisor"):
+            if isinstance(event["value"], (int, float)):
+                own[event.step] = own.get(event.step, 0.0) + float(event["value"])
+        tables.append(own)
+    common = set(tables[0]).intersection(*tables[1:]) if len(tables) == run.world_size > 1 else set()
+    return [[own[step] for own in tables] for step in sorted(common)]
+
+
+def _averaged_plainly(run: Run, facts: replicas.Replicas) -> bool:
+    """By DDP itself, or by hand to the mean of what the backwards left; a rank that weighs its gradients first does not come out there."""
+    ratios = [ratio * run.world_size for _, _, ratio in gradients.ratios(run)]
+    if ratios:
+        return sum(abs(r - 1) < 1e-3 for r in ratios) >= 0.8 * len(ratios)
+    return facts.wrapped and not any(True for _ in run.events("comm_hook"))

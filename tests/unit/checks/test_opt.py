@@ -162,6 +162,37 @@ def test_the_healthy_run_is_left_alone(name: str) -> None:
     assert findings(check, two_ranks(ddp=False, extra=lambda r: [event("loss", line=30, **LOSS)])) == []
 
 
+def divided(*counts: tuple[float, float], ddp: bool = True, weight: float = 0.5) -> Run:
+    """Losses that are divided by these counts, a pair a step; gradients averaged by DDP, or by hand to `weight` times their sum."""
+
+    def told(rank: int) -> list[Event]:
+        events = [event("divisor", line=41, made=site(40), value=c[rank], s=s) for s, c in enumerate(counts)]
+        for s in range(0 if ddp else 3):
+            events.append(event("gradients", opt=0, s=s, local={"0": [1.0 + rank]}, synced={"0": [3.0 * weight]}, at_step={"0": [3.0 * weight]}))
+        return events
+
+    return two_ranks(ddp=ddp, extra=told)
+
+
+@pytest.mark.parametrize("ddp", [True, False])
+def test_each_rank_divides_by_a_count_of_its_own(ddp: bool) -> None:
+    (found,) = findings(the_check(mean_of_means), divided(*[(240, 60), (230, 70)] * 3, ddp=ddp))
+    assert found.where is not None and found.where.line == 40 and "240, 60" in found.message
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        divided(*[(300, 300)] * 6),  # the count of all ranks
+        divided(*[(240, 200), (200, 240)] * 3),  # packed by length: now here, now there
+        divided(*[(240, 240)] * 6, (240, 60)),  # one short batch
+        divided(*[(240, 60)] * 6, ddp=False, weight=0.3),  # weighed by hand before they are summed
+    ],
+)
+def test_counts_that_weigh_no_rank_more_than_another(healthy: Run) -> None:
+    assert findings(the_check(mean_of_means), healthy) == []
+
+
 def followed(*values: tuple[float, ...], rates: tuple[float, float] = (0.1, 0.1), ranks: int = 2) -> Run:
     """A schedule that is given these values, a column a rank; rank 1's rate is the second."""
     return two_ranks(
