@@ -8,18 +8,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
+from . import protocol
 
-
-def clean(name: str) -> str:
-    """A name without the prefixes that wrappers put in front of it, at any depth."""
-    for prefix in PREFIXES:
-        name = name.replace("." + prefix, ".")
-        while name.startswith(prefix):
-            name = name[len(prefix) :]
-    return name
-
-
+clean = protocol.clean_name
 _living: dict[int, weakref.ref[Any]] = {}
 _numbers: dict[int, int] = {}  # id of a living module -> how many were made before it
 num_made = [0]

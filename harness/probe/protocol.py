@@ -200,10 +200,18 @@ TORCH = "torch"  # version, cuda (build), cuda_available, num_devices, threads
 END = "end"  # how: "exit" | "exception" | "os._exit"; code; steps; probe_s
 PROBE_ERROR = "probe_error"  # where, error: something of the probe failed, and what it looks at is not in the recording
 FAILURE = "failure"  # type, message, frames [site...], thread, phase, cause
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, compile and FSDP put in front of a parameter's name
+PYTHON_RNG = ("random", "uniform", "gauss", "randint", "randrange", "choice", "normalvariate", "triangular")  # of `random`, where the draws are noted
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})  # "op" of a "coll" event that needs no third rank
 PROCESS_GROUP = "pg"  # rank, world_size, backend, init_method, site, done: bool (event before the call and after it)
 PARAMS = "params"  # opt, names, numels, shapes, dtypes, devices, ddp: [bool], wrapped: index of the wrap event or -1
 STACKS = "stacks"  # request, threads {name: [site...]}
+
+
+def clean_name(name: str) -> str:
+    """A parameter's name without what wrappers put in front of it, at any depth."""
+    *parts, last = name.split(".")
+    return ".".join([*(part for part in parts if f"{part}." not in WRAPPERS), last])
 
 
 class Status(NamedTuple):

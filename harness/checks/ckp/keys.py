@@ -8,17 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from harness.probe.protocol import WRAPPERS, clean_name
 from harness.record import Event, Recording, Run, number
 
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")
 COUNTERS = ("num_batches_tracked",)  # torch fills these in itself
 MIN_LIKENESS = 0.75
-
-
-def clean(key: str) -> str:
-    """A name without what wrappers put in front of it, at any depth."""
-    parts = [part for part in key.split(".") if f"{part}." not in WRAPPERS]
-    return ".".join(parts)
 
 
 def _strings(value: Any) -> list[str]:
@@ -108,8 +102,8 @@ def wrapper_between(missing: Sequence[str], given: Sequence[str]) -> tuple[str, 
     """
     if not missing or not given:
         return None
-    by_clean = {clean(k): k for k in given}
-    pairs = [(k, by_clean[clean(k)]) for k in missing if clean(k) in by_clean]
+    by_clean = {clean_name(k): k for k in given}
+    pairs = [(k, by_clean[clean_name(k)]) for k in missing if clean_name(k) in by_clean]
     if len(pairs) >= max(1, 0.8 * len(missing)):
         wanted, has = pairs[0]
         return _lead(wanted), _lead(has)
@@ -172,20 +166,20 @@ def _alike(a: str, b: str) -> bool:
 
 def halves(load: StateLoad) -> list[str]:
     """Keys that got nothing although the file has them, in layers of which another part was loaded: nobody does that on purpose."""
-    in_file = {clean(name) for name in load.file_names}
+    in_file = {clean_name(name) for name in load.file_names}
     idle = set(load.untouched)
     by_layer: dict[str, list[str]] = {}
     for key in idle:
         by_layer.setdefault(key.rpartition(".")[0], []).append(key)
     found: list[str] = []
     for layer, keys in by_layer.items():
-        of_file = [name for name in in_file if name.rpartition(".")[0] == clean(layer)]
+        of_file = [name for name in in_file if name.rpartition(".")[0] == clean_name(layer)]
         if (
             of_file
-            and any(clean(k) in in_file for k in keys)
-            and any(n not in {clean(k) for k in keys} for n in of_file if not n.endswith(COUNTERS))
+            and any(clean_name(k) in in_file for k in keys)
+            and any(n not in {clean_name(k) for k in keys} for n in of_file if not n.endswith(COUNTERS))
         ):
-            found.extend(k for k in keys if clean(k) in in_file)
+            found.extend(k for k in keys if clean_name(k) in in_file)
     return sorted(found)
 
 

@@ -21,15 +21,16 @@ Known limits
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
-from harness.checks.dat.contents import contents_of
+from harness.checks.dat.contents import Contents, contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity, Where
 from harness.record import Run, number, where_of
 
+UNORDERED = r"\bset\(|listdir|glob|scandir|\bhash\(|keys\(|=\s*\{|\(\{"  # what gives another order, or another value, in each process
 HELP = "sort what comes out of a set, a dict of a set, or a directory listing before it is indexed"
 
 
@@ -46,68 +47,69 @@ class SampleOrderDiffers(Check):
         if unlike and (found := self._other_sets(run, unlike)) is not None:
             yield found
             return
-        groups = [
-            g
-            for g in passes.aligned(run, sharded)[:8]
-            if len({p.dataset_len for p in g}) == 1 and len({repr((p.subset or {}).get("set")) for p in g}) == 1
-        ]
+        groups = [g for g in passes.aligned(run, sharded)[:8] if len({(p.dataset_len, repr((p.subset or {}).get("set"))) for p in g}) == 1]
         if not groups:
             raise NotApplicable("no training pass under a sampler that shards by index")
-        contents = contents_of([p for g in groups[:8] for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key])
-        lists = _lists(run, str(groups[0][0].opened["dataset"]))
         first = groups[0][0]
-        ordered = next(
-            (
-                (name, at, num)
-                for name, at, num in lists
-                if num in (first.dataset_len, number((first.subset or {}).get("of"))) or contents.differ
-            ),
-            None,
-        )
+        contents = _contents(groups, first)
         if contents.apart:
             return  # shares that were cut before the sampler: DAT104 knows whether it cuts them again
-        if contents.agree:
-            ordered = None
-        message, notes = "", list[str]()
-        if contents.differ:
-            message = f"the same index gives another sample on another rank: {contents.differ} of {contents.compared} indices compared"
-        elif contents.twice >= max(3, 0.02 * contents.seen) and not contents.agree:
-            message = f"ranks with different indices draw the same samples: {contents.twice} of {contents.seen}"
-        elif ordered is not None:
-            message = f"`{ordered[0]}` of {first.opened['dataset']} holds the same {ordered[2]} elements in another order on each rank"
-        elif contents.relabelled:
-            message = f"the same sample has another label on another rank: {contents.relabelled} samples"
-        if message:
-            named = ordered or next(iter(lists), None)
-            if named is not None and not message.startswith("`"):
-                notes.append(f"`{named[0]}` is in another order on each rank")
-            yield self.finding(
-                message,
-                where=(named[1] if named else None) or first.dataset_line(r"\bset\(|listdir|glob|scandir|\bhash\(|keys\(|=\s*\{|\(\{"),
-                ranks=run.rank_ids,
-                notes=notes,
-                help=HELP,
-            )
-
+        lists = _lists(run, str(first.opened["dataset"]))
+        sizes = (first.dataset_len, number((first.subset or {}).get("of")))
+        ordered = next((each for each in lists if each.num in sizes or contents.differ), None) if not contents.agree else None
+        message = _message(contents, ordered, first)
+        if not message:
+            return
+        named = ordered or next(iter(lists), None)
+        yield self.finding(
+            message,
+            where=(named.where if named else None) or first.dataset_line(UNORDERED),
+            ranks=run.rank_ids,
+            notes=[f"`{named.name}` is in another order on each rank"] if named is not None and not message.startswith("`") else [],
+            help=HELP,
+        )
 
     def _other_sets(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
         """Sets of different length that share most of their samples, under a sampler that shares them out by index."""
-        contents = contents_of([p for g in groups for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key])
+        first = groups[0][0]
+        contents = _contents(groups, first)
         if not contents.differ or contents.twice < 0.2 * contents.seen:
             return None  # shares that were cut before the loader was made have no sample in common
-        first = groups[0][0]
         sizes = ", ".join(str(p.dataset_len) for p in groups[0][:8])
         return self.finding(
             f"the training set is another one on each rank ({sizes} samples): {contents.differ} of {contents.compared} indices stand for another sample",
-            where=first.dataset_line(r"\bset\(|listdir|glob|scandir|\bhash\(|keys\(|=\s*\{|\(\{"),
+            where=first.dataset_line(UNORDERED),
             ranks=run.rank_ids,
             notes=[f"{contents.twice} of {contents.seen} samples are drawn by ranks under different indices"],
             help="let nothing that differs by process decide what belongs to the set: `hash()` of a string does, and the order of a set",
         )
 
 
-def _lists(run: Run, kind: str) -> list[tuple[str, Where | None, int]]:
-    """(attribute, line that assigned it, length) of lists of the dataset that hold the same elements in another order on each rank."""
+class Ordered(NamedTuple):
+    """A list of the dataset that holds the same elements in another order on each rank."""
+
+    name: str
+    where: Where | None  # the line that assigned it
+    num: int
+
+
+def _contents(groups: list[list[Pass]], first: Pass) -> Contents:
+    return contents_of([p for g in groups for p in g[: passes.MAX_COMPARED] if p.key == first.key])
+
+
+def _message(contents: Contents, ordered: Ordered | None, first: Pass) -> str:
+    """What is wrong, the surest first; empty where nothing is."""
+    if contents.differ:
+        return f"the same index gives another sample on another rank: {contents.differ} of {contents.compared} indices compared"
+    if contents.twice >= max(3, 0.02 * contents.seen) and not contents.agree:
+        return f"ranks with different indices draw the same samples: {contents.twice} of {contents.seen}"
+    if ordered is not None:
+        return f"`{ordered.name}` of {first.opened['dataset']} holds the same {ordered.num} elements in another order on each rank"
+    return f"the same sample has another label on another rank: {contents.relabelled} samples" if contents.relabelled else ""
+
+
+def _lists(run: Run, kind: str) -> list[Ordered]:
+    """Lists of this kind of dataset of which each rank has another order."""
     tables: list[Mapping[str, Any]] = []
     for recording in run.present:
         told = [e["attributes"] for e in recording.of("dataset") if e["kind"] == kind and isinstance(e["attributes"], Mapping)]
@@ -118,5 +120,5 @@ def _lists(run: Run, kind: str) -> list[tuple[str, Where | None, int]]:
         if all(isinstance(e, list) and len(e) >= 3 for e in entries):
             ordered, bags, sizes = ({repr(e[i]) for e in entries if e} for i in range(3))
             if len(ordered) > 1 and len(bags) == 1 and len(sizes) == 1:
-                found.append((str(name), where_of(entry[3]) if len(entry) > 3 else None, number(entry[2])))
+                found.append(Ordered(str(name), where_of(entry[3]) if len(entry) > 3 else None, number(entry[2])))
     return found

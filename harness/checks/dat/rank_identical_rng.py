@@ -31,10 +31,10 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import noise, passes, together
 from harness.checks.dat.noise import Source
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Run, number
 
 MIN_STEPS = 3
-PYTHON = ("random", "uniform", "gauss", "randint", "randrange", "choice", "normalvariate", "triangular")
 
 
 class RankIdenticalRng(Check):
@@ -97,7 +97,7 @@ class RankIdenticalRng(Check):
 
 
 def _kinds(source: Source) -> list[str]:
-    return ["torch", "python", "numpy"] if source.site[2] not in PYTHON else ["python", "numpy", "torch"]
+    return ["torch", "python", "numpy"] if source.site[2] not in protocol.PYTHON_RNG else ["python", "numpy", "torch"]
 
 
 def _matters(run: Run, source: Source) -> bool:

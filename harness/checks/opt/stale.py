@@ -23,14 +23,14 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.probe.protocol import FLAG_ALL_NONE
-from harness.record import Run
+from harness.record import Event, Run
 
 
 class StaleOptimizer(Check):
@@ -44,50 +44,65 @@ class StaleOptimizer(Check):
         if not rows:
             raise NotApplicable("no optimizer step was recorded")
         for (rank, opt), steps in sorted(rows.items()):
-            recording = run.ranks[rank]
-            flags = recording.column("flags") if recording is not None else []
             event = optimizers.params_event(run, rank, opt)
             if event is None or len(steps) < 2:
                 continue
-            if all(flags[i] & FLAG_ALL_NONE for i in steps) and not optimizers.had_gradients(run, rank, opt):
-                if event["sharded"]:
-                    yield self.finding(
-                        f"no shard of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: gradients are never "
-                        "reduced into the shards, or the loss does not use them",
-                        where=optimizers.step_site(run, rank, opt) or event.where,
-                        ranks=optimizers.ranks_of(rows, opt),
-                        help="let the last backward before a step synchronise: `model.set_requires_gradient_sync(True)`",
-                    )
-                    return
-                yield self.finding(
-                    f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it "
-                    "holds parameters that the loss does not use",
-                    where=event.where,
-                    ranks=optimizers.ranks_of(rows, opt),
-                    notes=[
-                        f"{len(event['names'] or ())} parameters, {sum(not o for o in event['owned'] or ())} of them in no living module"
-                    ],
-                    help="build the optimizer after the model has its final form (copied, moved, wrapped, converted)",
-                )
+            ranks = optimizers.ranks_of(rows, opt)
+            found = (
+                self._never(run, rank, opt, event, steps, ranks)
+                or self._left_behind(run, rank, opt, event, steps, ranks)
+                or self._orphaned(run, rank, opt, event, ranks)
+            )
+            if found is not None:
+                yield found
                 return
-            left = optimizers.left_behind(run, rank, opt, steps)
-            if left is not None:
-                yield self.finding(
-                    f"from step {left.step} on the {event['kind']} optimizer trains nothing: its parameters are no longer those of the "
-                    f"model, whose {left.num} parameters receive the gradients and are in no optimizer",
-                    where=left.made or event.where,
-                    ranks=optimizers.ranks_of(rows, opt),
-                    notes=[f"{left.steps} steps without a new gradient", *([replicas.listed(left.names)] if left.names else [])],
-                    help="build the optimizer again when the model is, and load its state; or load into the model that is there",
-                )
-                return
-            lost = optimizers.orphaned(run, rank, opt)
-            if lost:
-                yield self.finding(
-                    f"the {event['kind']} optimizer trains {len(lost)} parameters that no module owns any more",
-                    where=optimizers.rebind_site(run) or event.where,
-                    ranks=optimizers.ranks_of(rows, opt),
-                    notes=[replicas.listed(lost), "they never received a gradient"],
-                    help="change parameters in place (`with torch.no_grad(): p.copy_(...)`), or build the optimizer afterwards",
-                )
-                return
+
+    def _never(self, run: Run, rank: int, opt: int, event: Event, steps: Sequence[int], ranks: Sequence[int]) -> Finding | None:
+        """No gradient ever came. `steps`: row numbers of this optimizer's steps."""
+        recording = run.ranks[rank]
+        flags = recording.column("flags") if recording is not None else []
+        if not all(flags[i] & FLAG_ALL_NONE for i in steps) or optimizers.had_gradients(run, rank, opt):
+            return None
+        if event["sharded"]:
+            return self.finding(
+                f"no shard of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: gradients are never "
+                "reduced into the shards, or the loss does not use them",
+                where=optimizers.step_site(run, rank, opt) or event.where,
+                ranks=ranks,
+                help="let the last backward before a step synchronise: `model.set_requires_gradient_sync(True)`",
+            )
+        return self.finding(
+            f"no parameter of the {event['kind']} optimizer ever received a gradient in {len(steps)} steps: it "
+            "holds parameters that the loss does not use",
+            where=event.where,
+            ranks=ranks,
+            notes=[f"{len(event['names'] or ())} parameters, {sum(not o for o in event['owned'] or ())} of them in no living module"],
+            help="build the optimizer after the model has its final form (copied, moved, wrapped, converted)",
+        )
+
+    def _left_behind(self, run: Run, rank: int, opt: int, event: Event, steps: Sequence[int], ranks: Sequence[int]) -> Finding | None:
+        """From some step on the gradients went to other parameters."""
+        left = optimizers.left_behind(run, rank, opt, steps)
+        if left is None:
+            return None
+        return self.finding(
+            f"from step {left.step} on the {event['kind']} optimizer trains nothing: its parameters are no longer those of the "
+            f"model, whose {left.num} parameters receive the gradients and are in no optimizer",
+            where=left.made or event.where,
+            ranks=ranks,
+            notes=[f"{left.steps} steps without a new gradient", *([replicas.listed(left.names)] if left.names else [])],
+            help="build the optimizer again when the model is, and load its state; or load into the model that is there",
+        )
+
+    def _orphaned(self, run: Run, rank: int, opt: int, event: Event, ranks: Sequence[int]) -> Finding | None:
+        """Some of its parameters were replaced in their module."""
+        lost = optimizers.orphaned(run, rank, opt)
+        if not lost:
+            return None
+        return self.finding(
+            f"the {event['kind']} optimizer trains {len(lost)} parameters that no module owns any more",
+            where=optimizers.rebind_site(run) or event.where,
+            ranks=ranks,
+            notes=[replicas.listed(lost), "they never received a gradient"],
+            help="change parameters in place (`with torch.no_grad(): p.copy_(...)`), or build the optimizer afterwards",
+        )

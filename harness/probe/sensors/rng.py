@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-from .. import digests, sites
+from .. import digests, protocol, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S, mix
@@ -23,7 +23,6 @@ from ..state import S, mix
 NUM_STEPS = 64
 FUNCTIONS = ("randn", "rand", "randint", "randn_like", "rand_like", "randint_like", "normal", "bernoulli", "multinomial", "poisson")
 METHODS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
-PYTHON = ("random", "uniform", "gauss", "randint", "randrange", "choice", "normalvariate", "triangular")
 NUMPY = (
     "rand",
     "randn",
@@ -196,7 +195,7 @@ def arm() -> None:
         setattr(torch.Tensor, name, _make(name)(getattr(torch.Tensor, name)))
     after(torch, "manual_seed", _note_seed("torch"))
     torch.random.manual_seed = torch.manual_seed
-    _shadow(random, PYTHON)
+    _shadow(random, protocol.PYTHON_RNG)
     after(random, "seed", _note_seed("python"))
     on_import("numpy", _arm_numpy)
     at_close.append(quiet(flush))

@@ -1,6 +1,6 @@
 """State dicts: what is read out of models and optimizers, what is put back, and which kept ones are the live weights.
 
-Event "state_dict" (user calls, first 400): site, module, prefixed, num, token.
+Event "state_dict" (user calls, first 400): site, module, num, token.
 Event "load_state": site, module, mid (id of the module), strict, error, missing, unexpected, missing_shapes, unexpected_shapes (first 400
 each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, self_names (given tensors that are the module's own memory),
 num_self, num_given_tensors, fresh (one of them was read out in this very step), replaced (others were loaded into the module since it was
@@ -94,8 +94,7 @@ def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
     _told_at[site[:2]] = _told_at.get(site[:2], 0) + 1
     _look_at_last(site, capture)
     if token <= 400 and _told_at[site[:2]] <= MAX_READ:
-        prefixed = sum(1 for k in result if str(k).startswith(names.PREFIXES))
-        S.recorder.event("state_dict", site, module=type(module).__name__, prefixed=prefixed, num=len(result), token=token)
+        S.recorder.event("state_dict", site, module=type(module).__name__, num=len(result), token=token)
 
 
 def _look_at_last(site: sites.Site, capture: Capture | None) -> None:
