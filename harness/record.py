@@ -209,6 +209,11 @@ def number(value: Any, default: int = 0) -> int:
     return value if isinstance(value, int) else int(value) if math.isfinite(value) else default
 
 
+def texts(value: Any) -> list[str]:
+    """The entries of a list of a recording; none for anything else."""
+    return [str(one) for one in value] if isinstance(value, list) else []
+
+
 @dataclass
 class Run:
     """All recordings of a run, put in order. `ranks[r]` is rank r's recording, or None where it never reported."""

@@ -143,6 +143,9 @@ class Recorder:
             self.errors += 1
 
     def detail(self, step: int, opt: int, grads: list[int], params: list[int]) -> None:
+        """Digests of each parameter and its gradient, at the few steps that have them."""
+        if self.disabled or self.closed:
+            return
         num = min(len(grads), 65_535)
         body = struct.pack(f"<{2 * num}I", *grads[:num], *params[:num])
         try:

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, texts
 
 
 class OptimizerStateByPosition(Check):
@@ -71,10 +70,6 @@ class OptimizerStateByPosition(Check):
         )
 
 
-def _names(value: Any) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, list) else []
-
-
 def _plain(names: list[str]) -> list[str]:
     """Without the class name that stands in front where several models live: `Net.body.weight`."""
     heads = {n.split(".", 1)[0].rstrip("'") for n in names if n}
@@ -85,17 +80,17 @@ def _plain(names: list[str]) -> list[str]:
 
 def _moved(run: Run, recording: Recording, event: Event) -> list[tuple[str, str]]:
     """(name where the state came from, name where it went), for those that differ."""
-    to = _plain(_names(event["names"]))
-    given = _names(event["given_names"])
+    to = _plain(texts(event["names"]))
+    given = texts(event["given_names"])
     if len(given) == len(to) and sorted(given) == sorted(to):
         return [(a, b) for a, b in zip(given, to, strict=True) if a != b]
-    labelled = _labelled(_names(event["came"]), to)
+    labelled = _labelled(texts(event["came"]), to)
     if labelled:
         return [(a, b) for a, b in labelled if a != b]
     origin = _origin(run, recording, event)
     if origin is None:
         return []
-    came = _plain(_names(origin["names"]))
+    came = _plain(texts(origin["names"]))
     if sorted(came) != sorted(to):
         return []
     marks = Counter(d for d in origin["digests"] or [] if d)

@@ -9,14 +9,10 @@ from functools import cached_property
 from typing import Any
 
 from harness.probe.protocol import WRAPPERS, clean_name
-from harness.record import Event, Recording, Run, number
+from harness.record import Event, Recording, Run, number, texts
 
 COUNTERS = ("num_batches_tracked",)  # torch fills these in itself
 MIN_LIKENESS = 0.75
-
-
-def _strings(value: Any) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, list) else []
 
 
 @dataclass(frozen=True)
@@ -37,11 +33,11 @@ class StateLoad:
 
     @cached_property
     def missing(self) -> list[str]:
-        return [k for k in _strings(self.event["missing"]) if not k.endswith(COUNTERS)]
+        return [k for k in texts(self.event["missing"]) if not k.endswith(COUNTERS)]
 
     @cached_property
     def unexpected(self) -> list[str]:
-        return _strings(self.event["unexpected"])
+        return texts(self.event["unexpected"])
 
     @property
     def matched(self) -> int:
@@ -56,13 +52,13 @@ class StateLoad:
         """Shapes of the missing and of the unexpected keys; the sets of names are disjoint."""
         found: dict[str, Any] = {}
         for names, shapes in (("missing", "missing_shapes"), ("unexpected", "unexpected_shapes")):
-            found.update(zip(_strings(self.event[names]), self.event[shapes] or [], strict=False))
+            found.update(zip(texts(self.event[names]), self.event[shapes] or [], strict=False))
         return found
 
     @cached_property
     def untouched(self) -> list[str]:
         """Keys that got nothing from outside: missing ones, and those that were given the module's own memory, read out a moment ago."""
-        own = _strings(self.event["self_names"]) if self.event["fresh"] and self.file_names else []
+        own = texts(self.event["self_names"]) if self.event["fresh"] and self.file_names else []
         return self.missing + [k for k in own if not k.endswith(COUNTERS)]
 
     def fatal(self) -> bool:
@@ -79,7 +75,7 @@ class StateLoad:
             return []
         since = [e for e in self.recording.of("load_state") if before[-1].t_ns < e.t_ns < at.t_ns and e["mid"] != at["mid"]]
         used = any(e["source"] == before[-1]["path"] and number(e["matched"]) for e in since)
-        return [] if used else [name.rsplit("/", 1)[-1] for name in _strings(before[-1]["tensors"])]
+        return [] if used else [name.rsplit("/", 1)[-1] for name in texts(before[-1]["tensors"])]
 
 
 def final_loads(run: Run) -> list[StateLoad]:

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, texts
 
 
 class DataParallelInJob(Check):
@@ -42,13 +42,13 @@ class DataParallelInJob(Check):
             raise NotApplicable("nn.DataParallel was not used")
         if run.world_size < 2:
             raise NotApplicable("the job has one process")
-        trained = {rank for rank, e in run.events("params") if "DataParallel" in _list(e["roots"])}
+        trained = {rank for rank, e in run.events("params") if "DataParallel" in texts(e["roots"])}
         wrapped = any(e["module"] == "DataParallel" for _, e in run.events("wrap"))
         if not trained and not wrapped:
             return  # built to compare, or to load a checkpoint
         ranks = sorted({rank for rank, _ in made})
         event = made[0][1]
-        ids = _list(event["device_ids"])
+        ids = texts(event["device_ids"])
         yield self.finding(
             f"nn.DataParallel in a job of {run.world_size} processes",
             where=event.where,
@@ -62,7 +62,3 @@ class DataParallelInJob(Check):
             ],
             help="wrap the model in `DistributedDataParallel(model)` instead, one process a device",
         )
-
-
-def _list(value: object) -> list[str]:
-    return [str(v) for v in value] if isinstance(value, list) else []

@@ -29,7 +29,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.hng import waits
 from harness.checks.lau import blame, slurm_job
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, texts
 
 
 class HostCutOff(Check):
@@ -76,7 +76,7 @@ def _sentence(hosts: list[str], only_pair: bool) -> str:
 
 def _silences(run: Run) -> list[tuple[str, str, Mapping[str, Any]]]:
     """(host, the host that it does not hear, what was seen)."""
-    names = {ip: _host(told) for told in run.nodes for ip in (str(told.get("ip", "")), *_texts(told.get("addresses")))}
+    names = {ip: _host(told) for told in run.nodes for ip in (str(told.get("ip", "")), *texts(told.get("addresses")))}
     found = []
     for told in run.nodes:
         peers = told.get("silent")
@@ -89,10 +89,6 @@ def _silences(run: Run) -> list[tuple[str, str, Mapping[str, Any]]]:
 
 def _host(told: Mapping[str, Any]) -> str:
     return str(told.get("host") or told.get("node") or "")
-
-
-def _texts(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []
 
 
 def _words(one: str, other: str, seen: Mapping[str, Any]) -> str:

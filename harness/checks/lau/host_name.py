@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import slurm_job
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, texts
 
 
 class HostName(Check):
@@ -44,14 +44,14 @@ class HostName(Check):
         if run.finished:
             return  # they met, whatever the name says
         for told in run.nodes:
-            name, found, ip = str(told.get("host", "")), _texts(told.get("addresses")), str(told.get("ip", ""))
+            name, found, ip = str(told.get("host", "")), texts(told.get("addresses")), str(told.get("ip", ""))
             pinned = told.get("pinned")
             if isinstance(pinned, dict) and "GLOO_SOCKET_IFNAME" in pinned:
                 continue
             if found and (not all(one.startswith(("127.", "::1")) for one in found) or ip.startswith("127.")):
                 continue
             where = f"resolves to {', '.join(found)}, where no other node finds it" if found else "does not resolve"
-            others = ", ".join(one for one in _texts(told.get("interfaces")) if one != "lo")
+            others = ", ".join(one for one in texts(told.get("interfaces")) if one != "lo")
             yield self.finding(
                 f"the host name {name} {where}",
                 notes=[f"its address towards the other nodes is {ip or 'unknown'}", f"interfaces: {others or 'none but lo'}"],
@@ -59,7 +59,3 @@ class HostName(Check):
                 "/etc/hosts on the node",
             )
             return
-
-
-def _texts(value: object) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else []

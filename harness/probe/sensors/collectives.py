@@ -49,7 +49,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         dtype=dtype,
         n=S.collectives,
         reduce=reduction,
-        grad=_is_gradient(tensor),
+        grad=is_gradient(tensor),
         names=_names_of(tensor),
         **_group_of(args, kwargs),
         **({"hook": True} if S.in_hook else {}),
@@ -76,7 +76,7 @@ def _group_of(args: Any, kwargs: Any) -> dict[str, Any]:
     return {"world": False, "group_size": group.size() if hasattr(group, "size") else None}
 
 
-def _is_gradient(tensor: Any) -> bool:
+def is_gradient(tensor: Any) -> bool:
     """Whether the tensor is a parameter's gradient. The gradients' addresses are read once a step; one that is met is looked at again, for
     the gradient may be gone by now and its memory be another tensor's."""
     if tensor is None or tensor.device.type == "meta":

@@ -1,8 +1,6 @@
-"""Which models are called, from where, during the first steps: a global forward pre-hook that is removed after step 3, so that later steps
+"""Which models are called during the first steps: a global forward pre-hook that is removed after step 3, so that later steps
 cost nothing. Not installed where torch.compile is used: it would break the graph.
 
-Event "forward" (first time a root module is called from a statement): module, index of its wrap or -1, inner (it is the module inside a DDP object,
-called directly), training, grad.
 Event "others" (once, after the second step): models [{module, num, digest, called, made (the
 statement that made it)}] or parts of models that are neither wrapped nor in an optimizer.
 Event "checkpoint": site, reentrant; torch.utils.checkpoint was used.
@@ -14,12 +12,11 @@ from typing import Any
 
 from .. import digests, names, sites
 from ..arm import on_import
-from ..patching import before, quiet
+from ..patching import before
 from ..state import S
 
 LAST_STEP = 3
 _hook: list[Any] = []
-_seen: set[tuple[int, sites.Site]] = set()
 _called: set[int] = set()
 _told = [False]
 _checkpoints: set[sites.Site] = set()
@@ -44,34 +41,7 @@ def _look(module: Any, args: Any) -> None:
     if S.steps >= LAST_STEP:
         stop()
         return
-    _note(module)
-
-
-@quiet
-def _note(module: Any) -> None:
-    import torch
-
     _called.add(id(module))
-    inner = next((w for w in S.ddps if (m := w.ref()) is not None and m.module is module), None)
-    if inner is None and id(module) not in names._living:
-        return
-    if type(module).__name__ in ("DistributedDataParallel",):
-        return
-    site = sites.here(4)
-    direct = inner is not None and inner.running == 0
-    if not direct or (id(module), site) in _seen or len(_seen) > 200:
-        return
-    _seen.add((id(module), site))
-    assert inner is not None
-    S.recorder.event(
-        "forward",
-        site,
-        module=type(module).__name__,
-        index=inner.index,
-        inner=direct,
-        training=bool(module.training),
-        grad=torch.is_grad_enabled(),
-    )
 
 
 def tell_others(optimizer: Any, witness: Any, params: Any) -> None:

@@ -16,10 +16,11 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import cuts, digests, marks, origins, sites
+from .. import cuts, digests, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
+from . import collectives
 
 OPS = ("all_reduce", "reduce")
 GATHERS = {
@@ -45,7 +46,7 @@ def _wanted(tensor: Any, kwargs: Any, site: sites.Site) -> bool:
         or tensor.device.type not in ("cpu", "cuda")
     ):
         return False
-    if _counts.get(site, 0) >= MAX_A_SITE or _total[0] >= MAX_IN_ALL or _is_gradient(tensor):
+    if _counts.get(site, 0) >= MAX_A_SITE or _total[0] >= MAX_IN_ALL or collectives.is_gradient(tensor):
         return False
     _counts[site] = _counts.get(site, 0) + 1
     _total[0] += 1
@@ -60,7 +61,7 @@ def _totalled(tensor: Any, kwargs: Any, site: sites.Site) -> bool:
     if _counts.get(key, 0) >= MAX_A_SITE or _total[0] >= MAX_IN_ALL:
         return False
     _counts[key] = _counts.get(key, 0) + 1
-    if tensor.requires_grad or not digests.plain(tensor) or tensor.device.type not in ("cpu", "cuda") or _is_gradient(tensor):
+    if tensor.requires_grad or not digests.plain(tensor) or tensor.device.type not in ("cpu", "cuda") or collectives.is_gradient(tensor):
         return False
     _total[0] += 1
     return True
@@ -72,13 +73,6 @@ def _sums(tensor: Any) -> Any:
 
     flat = tensor.detach()
     return torch.stack([flat.sum(dtype=torch.float64), flat.min().double()])
-
-
-def _is_gradient(tensor: Any) -> bool:
-    at = digests.address(tensor)
-    return any(
-        p.grad is not None and digests.address(p.grad) == at for o in marks.optimizers() for g in o.param_groups for p in g["params"]
-    )
 
 
 def _reduction(args: Any, kwargs: Any) -> str:
