@@ -1,7 +1,8 @@
 """SYN115 frozen-module-differs: a frozen model beside the trained one differs between ranks
 
 What it does
-    Compares the parameters of models that are called but neither trained nor wrapped.
+    Compares the parameters of models that are called but neither trained nor wrapped, after the second step; what they were before the first
+    tells a construction that differs from an update that does.
 
 Why it is bad
     DDP broadcasts what it wraps. A frozen random projection, teacher or target network that each rank initialises for itself
@@ -20,9 +21,11 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from harness.checks.base import Check
+from harness.checks.lau import blame
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Run, where_of
@@ -43,6 +46,10 @@ class FrozenModuleDiffers(Check):
             if not all(o.get("called") and o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others):
                 continue
             if len({o.get("digest") for o in others}) > 1 and not any(o.get("grad") for o in others):
+                moved = tuple(rank for rank, o in enumerate(others) if o.get("digest") != o.get("first"))
+                if one.get("first") and len({o.get("first") for o in others}) == 1 and len(others) == run.world_size:
+                    yield self._updated(run, one, moved, len(moved) < len(others))
+                    return
                 yield self.finding(
                     f"the frozen {one['module']} has other weights on other ranks",
                     where=where_of(one.get("made")) or replicas.first_where(run, "wrap") or facts.grad_site(0),
@@ -51,3 +58,14 @@ class FrozenModuleDiffers(Check):
                     help="seed its construction alike on every rank, load it from a file, or broadcast its parameters from rank 0",
                 )
                 return
+
+    def _updated(self, run: Run, one: Mapping[str, Any], moved: Sequence[int], some: bool) -> Finding:
+        """Equal before the first step: a teacher, an average or a target network whose update differs between ranks."""
+        what = f"it is updated on {blame.plural(list(moved))} only" if some else "each rank updates it to other weights"
+        return self.finding(
+            f"the frozen {one['module']} is equal on all ranks before the first step, then {what}",
+            where=where_of(one.get("made")) or replicas.first_where(run, "wrap"),
+            ranks=moved,
+            notes=[f"{one['num']} parameters, for example {replicas.listed(one.get('names') or [])}"],
+            help="update it on every rank, from weights that are equal there; a target that only one rank moves teaches the ranks different things",
+        )

@@ -35,6 +35,8 @@ class Parting:
     full_step: int | None = None
     num_grad: int = 0  # steps with differing gradients
     num_param: int = 0
+    num_returns: int = 0  # times that the gradients agreed again after they had differed
+    apart: bool = False  # they differ at the newest step
     grad_names: tuple[str, ...] = ()
     param_names: tuple[str, ...] = ()
     equal_grad_names: tuple[str, ...] = ()
@@ -134,7 +136,10 @@ def _look(facts: Replicas, step: Step) -> None:
     if not step.taken("param"):
         return  # nothing was hashed here: neither equal nor different
     parting.steps += 1
-    if not step.same("grad"):
+    agree = step.same("grad")
+    parting.num_returns += agree and parting.apart
+    parting.apart = not agree
+    if not agree:
         parting.num_grad += 1
         if parting.grad_step is None:
             parting.grad_step = step.index

@@ -1,8 +1,9 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
-(the default group), group_size (of another one), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
-the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike).
+(the default group), group_size (of another one), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of
+the tensor in the calling code, and the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor
+alike).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
 
@@ -28,6 +29,9 @@ OPS = (
 )  # fmt: skip
 
 
+FILLED = {"all_gather": ("tensor_list", 0), "gather": ("gather_list", 1), "all_to_all": ("output_tensor_list", 0)}
+
+
 def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     tensor = next((a for a in (*args, *kwargs.values()) if hasattr(a, "numel") and hasattr(a, "dtype")), None)
     numel = int(tensor.numel()) if tensor is not None else -1
@@ -51,6 +55,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         reduce=reduction,
         grad=is_gradient(tensor),
         names=_names_of(tensor),
+        **({"aliased": True} if op in FILLED and _is_one_tensor(op, args, kwargs) else {}),
         **_group_of(args, kwargs),
         **({"hook": True} if S.in_hook else {}),
     )
@@ -66,6 +71,16 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
 
 
 _asked: set[sites.Site] = set()
+
+
+def _is_one_tensor(op: str, args: Any, kwargs: Any) -> bool:
+    """Whether the list to be filled holds one tensor several times: `[torch.empty(1)] * world_size`."""
+    name, place = FILLED[op]
+    filled = kwargs.get(name, args[place] if len(args) > place else None)
+    if not isinstance(filled, (list, tuple)) or len(filled) < 2 or not all(hasattr(t, "data_ptr") and t.device.type != "meta" for t in filled):
+        return False
+    addresses = [at for t in filled if (at := digests.address(t))]
+    return len(set(addresses)) < len(addresses)
 
 
 def _group_of(args: Any, kwargs: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Which models are called during the first steps: a global forward pre-hook that is removed after step 3, so that later steps
 cost nothing. Not installed where torch.compile is used: it would break the graph.
 
-Event "others" (once, after the second step): models [{module, num, digest, called, made (the
+Event "others" (once, after the second step): models [{module, num, digest, first (the digest before the first step, 0: none), called, made (the
 statement that made it)}] or parts of models that are neither wrapped nor in an optimizer.
 Event "checkpoint": site, reentrant; torch.utils.checkpoint was used.
 """
@@ -19,6 +19,7 @@ LAST_STEP = 3
 _hook: list[Any] = []
 _called: set[int] = set()
 _told = [False]
+_first: dict[int, int] = {}  # id of a root module -> digest of its untrained parameters before the first step
 _checkpoints: set[sites.Site] = set()
 
 
@@ -46,21 +47,28 @@ def _look(module: Any, args: Any) -> None:
 
 def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
     """Frozen models beside the trained one: DDP neither broadcasts nor averages them."""
-    if _told[0] or S.steps != 2:
+    if _told[0] or S.steps not in (0, 2):
         return
-    _told[0] = True
     from . import shared, steps
 
     trained = {i for w in list(steps._known.values()) for i in w.ids} | {i for w in S.ddps for i in w.refs}
     models = []
     for root in names.root_modules()[:64]:
         own = [p for p in root.parameters() if id(p) not in trained]  # of a model that is trained in part: the frozen rest
-        if own:
+        if own and S.steps == 0:
+            _first.setdefault(id(root), digests.of_tensors(own)[0])
+        elif own:
             called = id(root) in _called or any(id(m) in _called for m in root.modules())
             digest, each = digests.of_tensors(own)
             buffers = digests.of_tensors(list(root.buffers()))[0]
-            models.append({"module": type(root).__name__, "made": shared.made_at(root), "num": len(each), "digest": digest, "buffers": buffers, "called": called,
-                           "grad": any(p.requires_grad for p in own), "names": [n for n, p in root.named_parameters() if id(p) not in trained][:5]})  # fmt: skip
+            models.append({
+                "module": type(root).__name__, "made": shared.made_at(root), "num": len(each), "digest": digest, "buffers": buffers, "called": called,
+                "first": _first.get(id(root), 0), "grad": any(p.requires_grad for p in own),
+                "names": [n for n, p in root.named_parameters() if id(p) not in trained][:5],
+            })  # fmt: skip
+    if S.steps == 0:
+        return
+    _told[0] = True
     S.recorder.event("others", models=models)
 
 

@@ -9,7 +9,7 @@ import pytest
 from builder import event, findings, recording, row, run
 from replica_runs import setup, two_ranks
 
-from harness.checks.base import Check
+from harness.checks.base import Check, NotApplicable
 from harness.checks.registry import all_checks
 from harness.model import Severity
 from harness.probe import protocol
@@ -170,3 +170,63 @@ def shared_out(*calls: tuple[str, int], grad: int = 1, seq: int = 1, world: bool
 def test_a_sharded_update_without_a_gradient_average(told: Run, fires: bool) -> None:
     found = findings(CHECKS["SYN135"], told)
     assert [f.where.line for f in found if f.where] == [22] * fires
+
+
+def now_and_then(*, every: int = 4, together: bool = False, ddp: bool = False) -> Run:
+    """Gradients are averaged by hand at every fourth step; `together`: the parameters are averaged after it as well (local SGD)."""
+    def each(rank: int, s: int) -> dict[str, Any]:
+        synced = s % every == 0
+        return {"grad": 50 + s + (0 if synced else 100 * rank), "param": 300 + s + (0 if together and synced else 100 * rank * (s > 0))}
+
+    return two_ranks(ddp=ddp, each=each, extra=lambda r: [coll("all_reduce", 51, s=s, numel=16, grad=True) for s in range(0, 12, every)])
+
+
+def test_gradients_that_are_averaged_at_some_steps_only() -> None:
+    (found,) = findings(CHECKS["SYN137"], now_and_then())
+    assert "at 3 of 12 steps" in found.message and found.where is not None and found.where.line == 51
+    assert findings(CHECKS["SYN137"], now_and_then(together=True)) == []  # local SGD: the parameters come together again
+    assert findings(CHECKS["SYN137"], now_and_then(every=1)) == []
+    assert findings(CHECKS["SYN137"], now_and_then(every=12)) == []  # one averaging at the start of a rank's own training
+
+
+def gathered(**fields: Any) -> Run:
+    return two_ranks(extra=lambda r: [coll("all_gather", 33, numel=8, **fields), coll("all_gather", 34, numel=8)])
+
+
+def test_a_list_that_holds_one_tensor_several_times() -> None:
+    (found,) = findings(CHECKS["SYN136"], gathered(aliased=True))
+    assert found.where is not None and found.where.line == 33 and found.notes == ("2 of 4 calls",)
+    assert findings(CHECKS["SYN136"], gathered()) == findings(CHECKS["SYN136"], gathered(aliased=None)) == []
+
+
+def clipped(ranks: tuple[int, ...], *, limit: float = 1.0, apart: bool = True) -> Run:
+    def each(rank: int, s: int) -> dict[str, Any]:
+        return {"grad_norm": 2.5 if rank in ranks else float("nan"), "grad": 50 + s + 100 * rank * apart}
+
+    return two_ranks(each=each, extra=lambda r: [event("clip", line=57, s=0, norm=2.5, max_norm=limit)] if r in ranks else [])
+
+
+def test_clipping_on_one_rank_only() -> None:
+    (found,) = findings(CHECKS["SYN138"], clipped((0,)))
+    assert found.ranks == (0,) and found.where is not None and found.where.line == 57
+    for healthy in (clipped((0, 1)), clipped((0,), apart=False)):  # on all; a norm that was never above the limit
+        assert findings(CHECKS["SYN138"], healthy) == []
+    with pytest.raises(NotApplicable):  # a norm that rank 0 reads for its log
+        list(CHECKS["SYN138"]().end(clipped((0,), limit=float("inf"))))
+
+
+def target(first: tuple[int, int], last: tuple[int, int]) -> Run:
+    def told(r: int) -> list[Event]:
+        return [event("others", models=[{"module": "Linear", "num": 2, "first": first[r], "digest": last[r], "called": True, "grad": False, "names": ["weight"]}])]
+
+    return two_ranks(extra=told)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "says"),
+    [((5, 5), (6, 5), "updated on rank 0 only"), ((5, 5), (6, 7), "each rank updates it"), ((5, 8), (5, 8), "other weights on other ranks"), ((0, 0), (6, 5), "other weights")],
+)
+def test_a_frozen_model_that_was_equal_at_first_was_moved(first: tuple[int, int], last: tuple[int, int], says: str) -> None:
+    (found,) = findings(CHECKS["SYN115"], target(first, last))
+    assert says in found.message
+    assert findings(CHECKS["SYN115"], target((5, 5), (6, 6))) == []
