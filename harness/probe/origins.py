@@ -176,6 +176,18 @@ def loops(frames: list[sites.Site]) -> dict[str, Any]:
     return {"exits": exits[:40], "ranges": ranges, "result": sites.as_json(result_after(frames[0]) or sites.UNKNOWN) if frames else None}
 
 
+_headers: dict[sites.Site, str] = {}
+
+
+def loop_header(site: sites.Site) -> str:
+    """The first line of the innermost loop around a call; "" where it stands in none."""
+    if site not in _headers:
+        tree = syntax.tree(site[0]) if site[0] else None
+        around = _loops_around(tree, site[1]) if tree is not None else []
+        _headers[site] = linecache.getline(site[0], around[0].lineno).strip()[:200] if around else ""
+    return _headers[site]
+
+
 def result_after(site: sites.Site) -> sites.Site | None:
     """The statement behind a loop, or behind a line that heads none, that makes numbers of what was summed: divides it, or reads it."""
     tree = syntax.tree(site[0])

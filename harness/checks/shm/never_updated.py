@@ -5,7 +5,8 @@ What it does
     of the same shapes.
 
 Why it is bad
-    The optimizer holds a local copy, or `p.data = ...` makes new private tensors: each worker improves, the shared model stays as it was.
+    The optimizer holds a local copy, or `p.data = ...` makes new private tensors: each worker improves, the shared model stays as it was. So it
+    does where the worker is given a copy: `copy.deepcopy()` of a shared model is private again.
 
 Wrong
     local = copy.deepcopy(shared)
@@ -17,7 +18,8 @@ Right
         s.grad = p.grad                                   # then optimizer.step()
 
 Known limits
-    Silent where the parent trains or loads state afterwards, where the workers only evaluate, and where a worker failed.
+    Silent where a copy is given and the parent does not look at the shared model afterwards, where the parent trains or loads state
+    afterwards, where the workers only evaluate, and where a worker failed.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ class SharedModelNeverUpdated(Check):
             raise NotApplicable("no model is shared with other processes")
         told: set[tuple[str, int]] = set()
         for one in workers.untouched(run):
-            where = _step_site(one) or one.workers[0].where
+            where = one.model.copied or _step_site(one) or one.workers[0].where
             place = (where.file, where.line) if where else ("", 0)
-            if not one.model.shared or place in told:
+            if not one.model.shared or place in told or (one.model.outside and not one.used):
                 continue
             told.add(place)
             steps = sum(w.steps for w in one.workers)
@@ -77,6 +79,8 @@ def _step_site(one: workers.Untouched) -> Where | None:
 
 
 def _what(one: workers.Untouched) -> list[str]:
+    if one.model.outside:
+        return ["the processes are given a copy of it, whose memory is not shared with the parent"]
     shared = [e["shared"] for w in one.workers if w.recording is not None for e in w.recording.of("child_models")]
     held = [e["num"] for w in one.workers if w.recording is not None for e in w.recording.of("child_models")]
     return [f"the workers' optimizer holds {held[0]} tensors, {shared[0]} of them shared"] if shared and held else []

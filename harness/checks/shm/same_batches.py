@@ -29,9 +29,9 @@ from collections.abc import Iterable, Sequence
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
-from harness.checks.shm.workers import Team, Worker, teams
+from harness.checks.shm.workers import Team, teams
 from harness.model import Finding, Severity, Where
-from harness.record import Recording, Run, number
+from harness.record import Recording, Run
 
 MIN_BATCHES = 3
 
@@ -71,18 +71,12 @@ def _training(team: Team) -> list[tuple[Recording, list[Pass]]]:
     """(process, its training passes) of the workers that step a model which lies in shared memory."""
     found = []
     for worker in team.workers:
-        if worker.recording is None or not _steps_shared(worker):
+        if worker.recording is None or not worker.steps_shared:
             continue
         own = [p for p in passes.of_recording(0, worker.recording) if p.closed is not None and p.trains and not p.iterable]
         if own:
             found.append((worker.recording, own))
     return found
-
-
-def _steps_shared(worker: Worker) -> bool:
-    assert worker.recording is not None
-    told = worker.recording.of("params")
-    return worker.steps > 0 and any(number(e["shared"]) >= len(e["names"] or ()) > 0 for e in told)
 
 
 def _same(groups: Sequence[Sequence[Pass]]) -> bool | None:

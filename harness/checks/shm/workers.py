@@ -22,6 +22,21 @@ class Model:
         return number(self.data.get("id"))
 
     @property
+    def serial(self) -> int:
+        """The same for one module at every start; -1: not told."""
+        return number(self.data.get("serial"), -1)
+
+    @property
+    def outside(self) -> bool:
+        """The worker does not get it, but an equal copy of it."""
+        return "outside" in self.data
+
+    @property
+    def copied(self) -> Where | None:
+        """The statement that made that copy."""
+        return where_of(self.data.get("outside"))
+
+    @property
     def kind(self) -> str:
         return str(self.data.get("module") or "?")
 
@@ -82,6 +97,12 @@ class Worker:
     @property
     def ended_well(self) -> bool:
         return self.joined is not None and self.joined["exitcode"] == 0
+
+    @property
+    def steps_shared(self) -> bool:
+        """It steps an optimizer whose parameters all lie in shared memory."""
+        told = self.recording.of("params") if self.recording is not None else []
+        return self.steps > 0 and any(number(e["shared"]) >= len(e["names"] or ()) > 0 for e in told)
 
     @property
     def distributed(self) -> bool:
@@ -176,7 +197,7 @@ def untouched(run: Run) -> list[Untouched]:
             model = pairs[-1][1]
             trained = [w for w, _ in pairs if model.shapes in w.trained_shapes]
             known = all(w.changed(id) is not None and w.ended_well for w, _ in pairs)
-            if id in moved or team.changed_later(id) or model.shapes in shapes_moved or not trained or not known or not model.trainable:
+            if id in moved or team.changed_later(id) or (model.shapes in shapes_moved and not model.outside) or not trained or not known or not model.trainable:
                 continue
             found.append(Untouched(team, model, trained, bool(team.uses(id))))
     return found

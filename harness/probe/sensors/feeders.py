@@ -11,10 +11,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from .. import digests, names
+from .. import digests, lineage, names
 from ..patching import quiet
 from ..state import S
-from . import shared, steps
+from . import steps
 
 LAST_STEP, MAX = 3, 8
 _hooks: list[Any] = []
@@ -78,7 +78,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
         module = one.module()
         if module is not None:
             S.recorder.event(
-                "feeder", module=type(module).__name__, made=shared.made_at(module), buffers=[n for n, _ in module.named_buffers()][:8],
+                "feeder", module=type(module).__name__, made=lineage.made_at(module), buffers=[n for n, _ in module.named_buffers()][:8],
                 early=one.early, late=digests.of_tensors(_buffers(module))[0],
             )  # fmt: skip
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import digests, names, sites
+from .. import digests, lineage, names, sites
 from ..arm import on_import
 from ..patching import before
 from ..state import S
@@ -49,7 +49,7 @@ def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
     """Frozen models beside the trained one: DDP neither broadcasts nor averages them."""
     if _told[0] or S.steps not in (0, 2):
         return
-    from . import shared, steps
+    from . import steps
 
     trained = {i for w in list(steps._known.values()) for i in w.ids} | {i for w in S.ddps for i in w.refs}
     models = []
@@ -62,7 +62,7 @@ def tell_others(optimizer: Any, witness: Any, params: Any) -> None:
             digest, each = digests.of_tensors(own)
             buffers = digests.of_tensors(list(root.buffers()))[0]
             models.append({
-                "module": type(root).__name__, "made": shared.made_at(root), "num": len(each), "digest": digest, "buffers": buffers, "called": called,
+                "module": type(root).__name__, "made": lineage.made_at(root), "num": len(each), "digest": digest, "buffers": buffers, "called": called,
                 "first": _first.get(id(root), 0), "grad": any(p.requires_grad for p in own),
                 "names": [n for n, p in root.named_parameters() if id(p) not in trained][:5],
             })  # fmt: skip

@@ -1,10 +1,12 @@
 """Processes that the script makes itself, and memory it shares with them (hogwild).
 
 Event "process_start" (in the parent, once the child runs): site, key, child (pid), method, target, models [{module, id, num, shapes,
-before, shared_before, shared, requires_grad, grads, grads_shared}], threads, os_threads, shm_free, shm_total. `before`: is_shared()
-counts before start(): spawn and forkserver share what they pass on the way.
+before, shared_before, shared, requires_grad, grads, grads_shared, serial (the same for one module at every start, unlike an id), outside (a
+shared model that this child does not get: where the equal copy that it gets was made)}], threads, os_threads, shm_free, shm_total, loop
+(header of the loop around the call). `before`: is_shared() counts before start(): spawn and forkserver share what they pass on the way.
 Event "process_join" (in the parent, once it is known that the child has ended, or at the parent's own end): key, child, exitcode, models
-[{id, changed}], left. Event "child_models" (in the child, at its second step): num, shared, grads_shared, state, state_shared, opt, kind.
+[{id, changed}], left, at (site of the call that waited). Event "child_models" (in the child, at its second step): num, shared, grads_shared,
+state, state_shared, opt, kind.
 Each model also says where it was made (`made`, a site), and process_start which statement set the number of threads (`threads_at`).
 Event "threads" (the script calls torch.set_num_threads; once a number): site, num, from_cores (its source asks for the number of cores).
 Event "module_copied" (in a child, once a line): site, module. Event "optimizer_made" (in a child, once a line): site, kind.
@@ -15,17 +17,15 @@ changed. Event "models_left" (in the parent, at its end): models [{id, changed}]
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 from typing import Any
 
-from .. import closures, cuts, digests, sites
+from .. import closures, cuts, lineage, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
 
 MAX_MODULES = 16
-FULL_BYTES = 32_000_000  # up to here every bit of a model is compared (20 ms); beyond, samples of each tensor
 
 
 class Started:
@@ -33,38 +33,23 @@ class Started:
 
     def __init__(self, site: sites.Site, modules: list[Any]) -> None:
         self.site, self.pid = site, os.getpid()  # a forked child inherits the table, not the children
-        self.models = [(weakref.ref(m), _digest(m)) for m in modules]
+        self.models = [(weakref.ref(m), lineage.digest_of(m)) for m in modules]
 
 
 _started: dict[int, tuple[weakref.ref[Any], Started]] = {}
 
 
-def _digest(module: Any) -> int:
-    params = [p for p in module.parameters() if p.device.type == "cpu"]
-    if sum(p.numel() * p.element_size() for p in params) > FULL_BYTES:
-        return digests.of_tensors(params)[0]
-    return digests.wide(b"".join(digests.full(p).to_bytes(4, "little") for p in params))
-
-
-_made: dict[int, tuple[weakref.ref[Any], sites.Site]] = {}
 _threads_at: list[sites.Site] = []
 _threads_told: set[int] = set()
-MAX_MADE = 2000  # modules whose birth is noted, 2 us each
 
 
 def _note_made(result: Any, module: Any, *args: Any, **kwargs: Any) -> None:
-    """The statement that makes a module, which stands outside of the constructors of the user's own classes."""
-    if len(_made) < MAX_MADE:
-        frame = sites.user_frame(sys._getframe(4))
-        while frame is not None and frame.f_code.co_name == "__init__":
-            frame = sites.user_frame(frame.f_back)
-        if frame is not None:
-            _made[id(module)] = (weakref.ref(module), (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+    lineage.note_made(module)
 
 
-def made_at(module: Any) -> dict[str, Any] | None:
-    found = _made.get(id(module))
-    return sites.as_json(found[1]) if found is not None and found[0]() is module else None
+def _note_copied(result: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+    _in_child("module_copied", module=type(module).__name__)
+    lineage.note_copied(module)
 
 
 def _note_threads(result: Any, num: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -98,8 +83,8 @@ def _told(module: Any) -> dict[str, Any]:
     params = list(module.parameters())
     cpu = [p for p in params if p.device.type == "cpu"]
     return {
-        "module": type(module).__name__, "made": made_at(module), "id": id(module), "num": len(params),
-        "shapes": sorted([list(p.shape) for p in params])[:400],
+        "module": type(module).__name__, "made": lineage.made_at(module), "id": id(module), "num": len(params),
+        "serial": lineage.serial(module), "shapes": lineage.shapes(module)[:400],
         "requires_grad": sum(p.requires_grad for p in params), "shared": sum(p.is_shared() for p in cpu),
         "grads": sum(p.grad is not None for p in cpu), "grads_shared": sum(p.grad is not None and p.grad.is_shared() for p in cpu),
     }  # fmt: skip
@@ -118,9 +103,9 @@ def _start(original: Any) -> Any:
         if S.recorder.disabled or _is_loader(self):
             return original(self, *args, **kwargs)
         site, name = sites.here(2), _target_name(self)
-        modules, before = look(self, site) or ([], [])
+        modules, before, outside = look(self, site) or ([], [], {})
         result = original(self, *args, **kwargs)
-        told(self, name, modules, before, site)
+        told(self, name, modules, before, outside, site)
         return result
 
     return start
@@ -135,25 +120,32 @@ def _target_name(process: Any) -> str:
     return str(name)
 
 
-def _before_start(process: Any, site: sites.Site) -> tuple[list[Any], list[int]]:
-    modules = _modules(process)
+def _before_start(process: Any, site: sites.Site) -> tuple[list[Any], list[int], dict[int, Any]]:
+    given = _modules(process)
+    originals = lineage.originals(given)
+    modules = [*given, *(model for model, _ in originals)]
     started = Started(site, modules)
     for module, (ref, digest) in zip(modules, started.models, strict=True):
         if id(module) not in _before or _before[id(module)][0]() is not module:
             _before[id(module)] = (ref, digest)
     _started[id(process)] = (weakref.ref(process), started)
-    return modules, [sum(p.is_shared() for p in m.parameters() if p.device.type == "cpu") for m in modules]
+    outside = {id(model): lineage.made_at(copy) for model, copy in originals}
+    return modules, [sum(p.is_shared() for p in m.parameters() if p.device.type == "cpu") for m in modules], outside
 
 
-def _after_start(process: Any, name: str, modules: list[Any], before: list[int], site: sites.Site) -> None:
+def _after_start(process: Any, name: str, modules: list[Any], before: list[int], outside: dict[int, Any], site: sites.Site) -> None:
     import torch
 
-    models = [_told(m) | {"shared_before": b} for m, b in zip(modules, before, strict=True)]
+    models = [
+        _told(m) | {"shared_before": b} | ({"outside": outside[id(m)]} if id(m) in outside else {}) for m, b in zip(modules, before, strict=True)
+    ]
     S.recorder.event(
         "process_start", site, key=id(process), child=process.pid, method=_method(process), target=name, models=models,
         threads=torch.get_num_threads(), threads_at=sites.as_json(_threads_at[0]) if _threads_at else None,
-        os_threads=_os_threads(), **_shm(),
+        os_threads=_os_threads(), loop=origins.loop_header(site), **_shm(),
     )  # fmt: skip
+    for look in at_started:
+        look(site, modules)
 
 
 def _method(process: Any) -> str:
@@ -185,30 +177,41 @@ def _join(original: Any) -> Any:
     def join(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self) not in _started:
             return original(self, *args, **kwargs)
-        S.recorder.enter("join", sites.here(2))
+        site = sites.here(2)
+        S.recorder.enter("join", site)
         try:
             result = original(self, *args, **kwargs)
         finally:
             S.recorder.leave()
-        note(self)
+        note(self, site)
         return result
 
     return join
 
 
-def _ended(process: Any) -> None:
+def _ended(process: Any, site: sites.Site) -> None:
     ref, started = _started[id(process)]
     code = getattr(getattr(process, "_popen", None), "returncode", None)
     if id(ref()) != id(process) or code is None:
         return
     del _started[id(process)]
-    S.recorder.event("process_join", started.site, key=id(process), child=process.pid, exitcode=code, models=_changes(started), left=False)
+    S.recorder.event(
+        "process_join", started.site, key=id(process), child=process.pid, exitcode=code, models=_changes(started), left=False,
+        at=sites.as_json(site),
+    )  # fmt: skip
+    if not any(s.pid == os.getpid() for _, s in _started.values()):
+        for told in at_all_joined:
+            told()
     _watch(started)
+
+
+at_started: list[Any] = []  # sensors that look at the models of a child that has been started: (site, modules)
+at_all_joined: list[Any] = []  # and those that are told when the last child has been waited for
 
 
 def _changes(started: Started) -> list[dict[str, Any]]:
     living = [(module, digest) for ref, digest in started.models if (module := ref()) is not None]
-    return [{"id": id(module), "module": type(module).__name__, "changed": _digest(module) != digest} for module, digest in living]
+    return [{"id": id(module), "module": type(module).__name__, "changed": lineage.digest_of(module) != digest} for module, digest in living]
 
 
 _watched: dict[int, tuple[weakref.ref[Any], int]] = {}  # models that joined children had in reach -> digest before the first of them
@@ -237,7 +240,7 @@ def _watch(started: Started) -> None:
 def _used(module: Any, how: str) -> None:
     ref, digest = _watched.pop(id(module), (None, 0))
     if ref is not None and ref() is module:
-        S.recorder.event("model_used", sites.here(4), id=id(module), how=how, changed=_digest(module) != digest)
+        S.recorder.event("model_used", sites.here(4), id=id(module), how=how, changed=lineage.digest_of(module) != digest)
     if not _watched and _hook:
         _hook.pop().remove()
 
@@ -260,7 +263,7 @@ def finish() -> None:
     """Children that nobody joined, whose exit status is the script's to collect; and what has become of the models in the end."""
     living = [(module, digest) for ref, digest in _before.values() if (module := ref()) is not None and S.recorder.role == "main"]
     if living:
-        S.recorder.event("models_left", models=[{"id": id(m), "changed": _digest(m) != digest} for m, digest in living])
+        S.recorder.event("models_left", models=[{"id": id(m), "changed": lineage.digest_of(m) != digest} for m, digest in living])
     for ref, started in [entry for entry in _started.values() if entry[1].pid == os.getpid()]:
         process = ref()
         S.recorder.event(
@@ -276,8 +279,9 @@ def finish() -> None:
 
 
 def _share(original: Any) -> Any:
-    def tell(kind: str, site: sites.Site) -> None:
-        S.recorder.event("share_memory", site, kind=kind, **_shm())
+    def tell(thing: Any, site: sites.Site) -> None:
+        S.recorder.event("share_memory", site, kind=type(thing).__name__, **_shm())
+        lineage.note_shared(thing)
 
     note = quiet(tell)
 
@@ -288,7 +292,7 @@ def _share(original: Any) -> Any:
         finally:
             _depth[0] -= 1
         if not _depth[0]:
-            note(type(self).__name__, sites.here(2))
+            note(self, sites.here(2))
         return result
 
     return share
@@ -339,7 +343,7 @@ def arm() -> None:
     wrap(torch.Tensor, "share_memory_", _share)
     after(torch.nn.Module, "__init__", _note_made)
     after(torch, "set_num_threads", _note_threads)
-    after(torch.nn.Module, "__setstate__", lambda result, self, *a, **k: _in_child("module_copied", module=type(self).__name__))
+    after(torch.nn.Module, "__setstate__", _note_copied)
     after(torch.optim.Optimizer, "__init__", lambda result, self, *a, **k: _in_child("optimizer_made", kind=type(self).__name__))
     wrap(torch.nn.Module, "named_parameters", _reading("parameters"))
     wrap(torch.nn.Module, "state_dict", _reading("state_dict"))

@@ -1,4 +1,4 @@
-"""SHM101-SHM107 on small runs: a parent and its workers."""
+"""SHM101-SHM110 on small runs: a parent and its workers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from harness.checks.shm.gradients_shared import GradientsShared
 from harness.checks.shm.message_changes import MessageChanges
 from harness.checks.shm.never_updated import SharedModelNeverUpdated
 from harness.checks.shm.not_shared import ShareMemoryForgotten
+from harness.checks.shm.one_by_one import WorkersOneByOne
 from harness.checks.shm.same_batches import SameBatches
 from harness.checks.shm.state_not_shared import OptimizerStateNotShared
+from harness.checks.shm.used_early import ModelUsedBeforeJoin
 from harness.model import OutcomeKind, Severity
 from harness.probe import closures, datasets
 from harness.record import Event, Run
@@ -263,3 +265,100 @@ def test_messages_that_arrive_as_they_were_put() -> None:
     assert findings(MessageChanges, exchange((1,), (1, 9))) == []  # some were put where nobody looked
     assert findings(MessageChanges, exchange((1, 2), (1, 9), last=True)) == []  # the sender was not looked at any longer
     assert findings(MessageChanges, exchange((), (1,))) == []
+
+
+# ---- SHM109, SHM110, a copy given instead of the shared model ----
+def in_turn(
+    *, overlap: bool = False, serials: tuple[int, ...] = (1, 1, 1), shared: int = 2, loop: str = "for w in range(3):", between: str = "", **more: Any
+) -> Run:
+    """A parent that starts workers of one statement and waits for each, or for all of them at the end."""
+    parent: list[Event] = []
+    joins = []
+    for n, serial in enumerate(serials):
+        parent.append(event("process_start", line=54, t=100 + 20 * n, key=n, child=2000 + n, loop=loop, models=[model(serial=serial)]))
+        at = 1000 + n if overlap else 110 + 20 * n
+        joins.append(event("process_join", line=54, t=at, key=n, child=2000 + n, exitcode=more.get("exitcode", 0), left=False, models=[], at=where(55)))
+        if between:
+            joins.append(event(between, line=58, t=at + 5, id=9, how="forward", changed=False, done=True))
+    told = event("params", opt=0, kind="SGD", names=["a", "b"], shapes=SHAPES, shared=shared)
+    children = [
+        recording([told], [row(s) for s in range(3)], rank=0, pid=2000 + n, ppid=1000, role="child") for n in range(len(serials))
+    ]
+    return run([recording([*parent, *joins], pid=1000), *children], nproc=1)
+
+
+def where(line: int) -> dict[str, Any]:
+    return {"file": "/home/u/train.py", "line": line, "func": "main", "text": "p.join()"}
+
+
+def test_workers_started_and_joined_one_by_one() -> None:
+    found = findings(WorkersOneByOne, in_turn())
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM109", Severity.WARNING, 55)]
+    assert "3 workers" in found[0].message
+    assert [f.severity for f in findings(WorkersOneByOne, in_turn(loop="for epoch in range(9):"))] == [Severity.ADVICE]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"overlap": True},
+        {"serials": (1, 2, 3)},  # cross-validation: a model of its own each, perhaps at the same address
+        {"serials": (1,)},
+        {"shared": 0},  # each steps a private copy
+        {"between": "model_used"},  # the parent evaluates after each
+        {"between": "save"},
+        {"exitcode": 1},
+    ],
+)
+def test_processes_that_may_follow_each_other(healthy: dict[str, Any]) -> None:
+    assert findings(WorkersOneByOne, in_turn(**healthy)) == []
+
+
+STEPS_SHARED = event("params", opt=0, kind="SGD", names=["a", "b"], shapes=SHAPES, shared=2)
+
+
+def watching(*early: Event, use: bool = False, child: tuple[Event, ...] = (STEPS_SHARED,), after: tuple[Event, ...] = (), **more: Any) -> Run:
+    return team(changed=True, use=use, child=child, after=(*early, *after), **more)
+
+
+def early(how: str = "forward", **fields: Any) -> Event:
+    return event("model_early", line=68, id=9, how=how, **({"num": 1, "grad": False, "training": True, "since": True} | fields))
+
+
+def test_model_tested_before_its_workers_have_ended() -> None:
+    found = findings(ModelUsedBeforeJoin, watching(early()))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM110", Severity.ERROR, 68)]
+    saved = watching(early("state_dict"))
+    saved.ranks[0].events.insert(3, event("save", line=69, t=saved.ranks[0].of("process_start")[0].t_ns + 1, done=True))  # type: ignore[union-attr]
+    saved.ranks[0].__dict__.pop("_by_kind", None)
+    assert [f.code for f in findings(ModelUsedBeforeJoin, saved)] == ["SHM110"]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        watching(early(), use=True),  # and evaluates again after the last join
+        watching(early(num=12)),  # watches the training
+        watching(early(since=False)),  # nothing has changed after that
+        watching(early("parameters")),  # counts parameters
+        watching(early("state_dict")),  # saves nothing
+        watching(early(grad=True, training=True)),  # a forward that trains
+        watching(early(), after=(event("load_state", t=10**13),)),
+        watching(early(), child=(STEPS_SHARED, event("save", line=40, done=True))),  # a worker saves at its end
+        watching(early(), child=(STEPS_SHARED, event("evaluated", line=40))),
+        watching(early(), exitcode=1),
+        watching(early(), joined=False),
+        watching(),
+    ],
+)
+def test_uses_before_the_join_that_are_healthy(healthy: Run) -> None:
+    assert findings(ModelUsedBeforeJoin, healthy) == []
+
+
+def test_a_copy_is_given_instead_of_the_shared_model() -> None:
+    made = where(43)
+    found = findings(SharedModelNeverUpdated, team(models=[model(outside=made)]))
+    assert [(f.code, f.where and f.where.line) for f in found] == [("SHM105", 43)]
+    assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], use=False)) == []  # trials on copies
+    assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], changed=True)) == []
+    assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], after=(event("load_state", t=10**12),))) == []
