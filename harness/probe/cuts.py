@@ -19,7 +19,7 @@ MAX_FILES = 20
 def any_cut() -> bool:
     """Over all files of the user's that are loaded: a slice up to a computed bound, a dict or set comprehension, a stored item under a
     computed key, a function that thins out."""
-    files = _files()
+    files = user_files()
     if not files or len(files) > MAX_FILES:
         return True
     trees = [syntax.tree(name) for name in files]
@@ -28,11 +28,11 @@ def any_cut() -> bool:
 
 def any_text(text: str) -> bool:
     """Whether one of those files holds this text; False where there are too many of them."""
-    files = _files()
+    files = user_files()
     return len(files) <= MAX_FILES and any(text in line for name in files for line in linecache.getlines(name))
 
 
-def _files() -> list[str]:
+def user_files() -> list[str]:
     """Of the user's modules that are loaded. Packages are judged by their top alone: to touch each of the 2,500 modules that torch brings would
     copy 6 MB of pages of a rank that was forked."""
     loaded = list(sys.modules)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 
-from . import syntax
+from . import containers, cuts, syntax
 from .sites import Site
 from .syntax import Function
 
@@ -30,7 +30,7 @@ def statement(site: Site) -> Site | None:
     if (sums := _sums_at(function, site[1])) is not None:
         return (site[0], sums.lineno, _title(function))
     seeds = _names_at(function, site[1])
-    found = _kept(tree, function, _spread(function, seeds), MAX_DEPTH, set()) or _kept_by_hook(tree)
+    found = _kept(tree, function, _spread(function, seeds), MAX_DEPTH, set()) or _kept_by_hook(tree) or _kept_in_forward(site[0])
     return (site[0], found.lineno, _title(syntax.function_at(tree, found.lineno))) if found is not None else None
 
 
@@ -48,7 +48,23 @@ def candidates(site: Site) -> list[Site]:
         lines = {call.lineno for call in adding if any(_may_hold_tensor(argument) for argument in call.args)}
         if lines:
             return [(site[0], line, _title(syntax.function_at(tree, line))) for line in sorted(lines)]
-    return []
+    return _attributes()
+
+
+def _attributes() -> list[Site]:
+    """Statements in methods of the user's classes that fill a container of the object, in any file: a dataset's cache, a module's list."""
+    files = cuts.user_files()
+    found = [f for name in (files if len(files) <= cuts.MAX_FILES else ()) for f in containers.fillers(name)]
+    return sorted({place for place, _, node in found if isinstance(node, ast.Assign) or any(_may_hold_tensor(a) for a in node.args)})
+
+
+def _kept_in_forward(file: str) -> ast.stmt | ast.expr | None:
+    """A forward that keeps what it computes in a container of the module."""
+    for _, method, node in containers.fillers(file):
+        parameters = {a.arg for a in method.args.args} - {"self"}
+        if method.name == "forward" and _keeps(node, _spread(method, parameters)):
+            return node
+    return None
 
 
 def _loops_around(tree: ast.Module, line: int, depth: int = 2) -> list[ast.stmt]:

@@ -176,6 +176,20 @@ def loops(frames: list[sites.Site]) -> dict[str, Any]:
     return {"exits": exits[:40], "ranges": ranges, "result": sites.as_json(result_after(frames[0]) or sites.UNKNOWN) if frames else None}
 
 
+def of_loader(loader: Any, frame: FrameType, made: sites.Site) -> dict[str, Any]:
+    """Where a data loader, and what it was given, was made; `frame` is its constructor's."""
+    dataset = argument(frame, "dataset", 0)
+    sampler = argument(frame, "batch_sampler", 4) or argument(frame, "sampler", 3)
+    generator = argument(frame, "generator", -1)
+    return {
+        "made": sites.as_json(made),
+        "made_sampler": sites.as_json(sampler[0]) if sampler else None,
+        "made_dataset": [sites.as_json(s) for s in dataset],
+        "made_generator": sites.as_json(generator[0]) if generator else None,
+        "seeds_workers": sites.as_json(seeding_line(getattr(loader, "worker_init_fn", None)) or sites.UNKNOWN),
+    }
+
+
 _headers: dict[sites.Site, str] = {}
 
 

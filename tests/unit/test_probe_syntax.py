@@ -58,6 +58,6 @@ def test_modules_of_the_user_are_found_below_a_package_without_a_file(tmp_path: 
     part.__file__ = str(tmp_path / "part.py")
     monkeypatch.setitem(sys.modules, "space_xy", space)
     monkeypatch.setitem(sys.modules, "space_xy.part", part)
-    found = cuts._files()
+    found = cuts.user_files()
     assert str(tmp_path / "part.py") in found
     assert not any("site-packages" in name for name in found)

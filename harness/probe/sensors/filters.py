@@ -48,7 +48,7 @@ def _text(node: ast.expr) -> set[str]:
 def _tell() -> None:
     if S.ddps or not S.steps_by_optimizer or not S.collectives:
         return
-    files = cuts._files()
+    files = cuts.user_files()
     trees = [syntax.tree(name) for name in files[:MAX_FILES]]
     texts = sorted(set().union(*(excluded(t) for t in trees if t is not None))) if trees else []
     if texts:

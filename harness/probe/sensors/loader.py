@@ -5,7 +5,8 @@ nearest first), base_seed (of the workers), what `datasets.describe` says of sam
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode),
-data_s, worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
+data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from it to the last one, in the call that found
+the end), worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
 seeded with), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
 attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences. Event "loop" (first time a
@@ -65,6 +66,8 @@ class Pass:
         self.step_before = S.steps
         self.grad = self.training = False
         self.data_s = 0.0
+        self.times = [0.0, 0.0, 0.0, 0.0]
+        self.first_at = 0.0  # when the first batch was there
         self.room = MAX_KEPT if _kept[0] < MAX_KEPT_IN_ALL else 256
         self.drawn_at = 0  # how many batches the process had drawn when this one's last came
         self.page = _pages.get(loader)
@@ -73,6 +76,12 @@ class Pass:
         self.own = datasets.own_generators(loader.dataset)
         self.body = layers.Body()
         self.first: list[weakref.ref[Any]] = []  # a tensor of each of the first batches
+
+    def note_time(self, took_s: float) -> None:
+        now = time.perf_counter()
+        if self.num_batches == 1:
+            self.first_at, self.times[1] = now, took_s
+        self.times[2] = now - self.first_at
 
     def let_go(self) -> None:
         """The iterator is gone. `next(iter(loader))` leaves a batch behind that may be trained on: the next backward tells."""
@@ -104,7 +113,8 @@ class Pass:
             order=self.order,
             indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), content=self.content, batch_sizes=self.sizes,
             backwards=self.backwards, collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
-            training=self.training, data_s=round(self.data_s, 6), worker_random=list(self.page[:4]) if self.page is not None else None,
+            training=self.training, data_s=round(self.data_s, 6),
+            times=[round(t, 5) for t in self.times], worker_random=list(self.page[:4]) if self.page is not None else None,
             worker_seeds=workerseeds.told(self.page, self.num_workers) if self.page is not None else None,
             own=[self.own, datasets.own_generators(dataset)] if self.own and dataset is not None else None,
             switch=self.body.told() if not self.backwards else None, let_go=let_go and self.backwards > 0,
@@ -128,8 +138,9 @@ def _dropped(key: int, _ref: Any) -> None:
 
 
 @quiet
-def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site]) -> None:
+def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site], took_s: float = 0.0) -> None:
     one = Pass(iterator, loader, site)
+    one.times[0] = took_s
     for other in [p for p in (*S.loops, *S.let_go) if p.loader == one.loader]:
         other.finish(False)
     _passes[id(iterator)] = one
@@ -155,6 +166,7 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     import torch
 
     one.num_batches += 1
+    one.note_time(took_s)
     _drawn[0] += 1
     one.drawn_at = _drawn[0]
     one.data_s += took_s
@@ -225,6 +237,7 @@ def _next(original: Any) -> Any:
             S.recorder.leave()
             if one is not None:
                 _passes.pop(id(self), None)
+                one.times[3] = time.perf_counter() - began
                 quiet(one.finish)(True)
             raise
         S.recorder.leave()
@@ -272,9 +285,11 @@ def _iter(original: Any) -> Any:
         if stale is not None:
             quiet(stale.finish)(False)
         quiet(_share_page)(self)
+        began = time.perf_counter()
         iterator = original(self)
+        took_s = time.perf_counter() - began
         _page[0] = None
-        _opened(iterator, self, stack[0] if stack else sites.UNKNOWN, stack)
+        _opened(iterator, self, stack[0] if stack else sites.UNKNOWN, stack, took_s)
         for index in _early.pop(id(iterator), []):
             if id(iterator) in _passes:
                 note_index(_passes[id(iterator)], index)
@@ -336,17 +351,7 @@ def _note_made(original: Any) -> Any:
 
 @quiet
 def _remember_made(loader: Any) -> None:
-    frame = sys._getframe(3)
-    dataset = origins.argument(frame, "dataset", 0)
-    sampler = origins.argument(frame, "batch_sampler", 4) or origins.argument(frame, "sampler", 3)
-    generator = origins.argument(frame, "generator", -1)
-    _made[id(loader)] = {
-        "made": sites.as_json(sites.here(4)),
-        "made_sampler": sites.as_json(sampler[0]) if sampler else None,
-        "made_dataset": [sites.as_json(s) for s in dataset],
-        "made_generator": sites.as_json(generator[0]) if generator else None,
-        "seeds_workers": sites.as_json(origins.seeding_line(getattr(loader, "worker_init_fn", None)) or sites.UNKNOWN),
-    }
+    _made[id(loader)] = origins.of_loader(loader, sys._getframe(3), sites.here(4))
 
 
 def _note_epoch(sampler: Any, epoch: Any, stack: list[sites.Site]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from harness.checks.engine import judge
 from harness.checks.mem import series
 from harness.checks.mem.eval_keeps_graph import EvalKeepsGraph
+from harness.checks.mem.groups_pile_up import GroupsPileUp
 from harness.checks.mem.hooks_pile_up import HooksPileUp
 from harness.checks.mem.loss_kept_with_graph import LossKeptWithGraph
 from harness.checks.mem.memory_grows import MemoryGrows
@@ -248,3 +249,79 @@ def test_hooks_of_one_statement_pile_up() -> None:
 
 def test_hooks_registered_together_are_healthy() -> None:
     assert findings(HooksPileUp, hooked(8, 1)) == [] and findings(HooksPileUp, hooked(0, 0)) == []
+
+
+# ---- MEM107: process groups made again and again ----
+def grouped(*told: Event) -> Run:
+    return run([recording([event("pg", done=True, rank=r, world_size=2), *told], [row(0)], rank=r) for r in range(2)])
+
+
+def test_process_groups_pile_up() -> None:
+    (found,) = findings(GroupsPileUp, grouped(event("groups", line=20, num=4, steps=4, size=2), event("groups", line=20, num=8, steps=8, size=2)))
+    assert (found.code, found.severity, found.where and found.where.line, found.ranks) == ("MEM107", Severity.WARNING, 20, (0, 1))
+    assert found.message.startswith("8 process groups of the same 2 ranks")
+
+
+def test_process_groups_that_are_meant() -> None:
+    assert findings(GroupsPileUp, grouped()) == []  # made at the start, destroyed after their use, or of other ranks each: the sensor is silent
+    assert findings(GroupsPileUp, grouped(event("groups", line=20, num=4, steps=1, size=2))) == []  # several at one step
+    assert findings(GroupsPileUp, grouped(event("groups", line=20, num=4, steps=2, size=2))) == []
+
+
+# ---- containers of objects that nothing empties ----
+CLASSES = '''import torch
+class Clips:
+    def __init__(self):
+        self.cache = {}
+        self.names = []
+    def __getitem__(self, i):
+        key = (i, draw())
+        if key not in self.cache:
+            self.cache[key] = self.load(i)
+        return self.cache[key]
+class Net(torch.nn.Module):
+    def __init__(self):
+        self.maps = []
+    def forward(self, x):
+        attention = self.score(x).softmax(1)
+        self.maps.append(ATTENTION)
+        return attention
+def main():
+    for x in loader:
+        loss = net(x).sum()
+        loss.backward()
+'''
+
+
+def in_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
+    file = tmp_path / "train.py"
+    file.write_text(source)
+    monkeypatch.setattr(keepers.cuts, "user_files", lambda: [str(file)])
+    return str(file)
+
+
+def test_a_cache_and_a_list_of_objects_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = in_file(tmp_path, monkeypatch, CLASSES.replace("ATTENTION", "attention"))
+    assert keepers.candidates((file, 21, "main")) == [(file, 9, "__getitem__"), (file, 16, "forward")]
+    assert keepers.statement((file, 21, "main")) == (file, 16, "forward")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.maps.append(attention.detach())",
+        "self.maps.append(attention); self.maps.pop(0)",
+        "self.maps = [attention]",
+        "self.maps.append(attention) if len(self.maps) < 9 else None",
+        "self.maps.append(attention); self.maps.clear()",
+    ],
+)
+def test_a_list_that_is_emptied_or_holds_no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    file = in_file(tmp_path, monkeypatch, CLASSES.replace("self.maps.append(ATTENTION)", line))
+    assert keepers.statement((file, 21, "main")) is None
+
+
+def test_a_cache_of_bounded_size_is_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = CLASSES.replace("ATTENTION", "1").replace("        return self.cache[key]", "        if len(self.cache) > 9: self.cache.popitem()\n        return 1")
+    file = in_file(tmp_path, monkeypatch, source)
+    assert keepers.candidates((file, 21, "main")) == []

@@ -7,14 +7,18 @@ import random
 import pytest
 
 from harness.checks.base import Inconclusive
+from harness.checks.prf.anomaly_mode import AnomalyModeLeftOn
 from harness.checks.prf.bias_before_batchnorm import BiasBeforeBatchnorm
+from harness.checks.prf.collective_per_parameter import CollectivePerParameter
 from harness.checks.prf.file_reloaded import FileReloaded
 from harness.checks.prf.find_unused_needless import FindUnusedNeedless
 from harness.checks.prf.loader_bound import LoaderBound
 from harness.checks.prf.poor_scaling import PoorScaling
+from harness.checks.prf.saves_every_step import SavesEveryStep
 from harness.checks.prf.straggler import Straggler
 from harness.checks.prf.sync_every_micro_batch import SyncEveryMicroBatch
 from harness.checks.prf.threads_oversubscribed import ThreadsOversubscribed
+from harness.checks.prf.workers_restarted import WorkersRestarted
 from harness.model import Severity
 from harness.record import Event, Recording, Run
 from tests.unit.checks.builder import event, findings, recording, row, run, site
@@ -192,3 +196,132 @@ def test_a_file_loaded_for_every_item_is_named() -> None:
 def test_quick_or_early_loads_are_healthy() -> None:
     assert findings(FileReloaded, reloading(512, 0.4, 16)) == []
     assert findings(FileReloaded, reloading(64, 2.0, 1)) == []
+
+
+# ---- PRF109: a checkpoint in every step ----
+MS = 1_000_000
+
+
+def saving(steps: list[int], save_ms: int = 40, step_ms: int = 60, path: str = "/tmp/a.pt", passes: bool = False, num_rows: int = 80) -> Run:
+    """Rank 0 saves before these steps; a step takes `step_ms`, a save `save_ms` of it."""
+    events: list[Event] = []
+    for s in steps:
+        at = 10**12 + s * step_ms * MS
+        events.append(event("save", s=s, t=at, line=58, path=path, done=False, error=""))
+        events.append(event("save", s=s, t=at + save_ms * MS, line=58, path=path, done=True, error=""))
+        if passes:
+            events.append(event("pass", s=s, t=at, line=50, backwards=1, complete=True))
+    rows = [row(s, t_ns=10**12 + s * step_ms * MS) for s in range(num_rows)]
+    return run([recording(events, rows), recording([], rows, rank=1)])
+
+
+def test_a_checkpoint_in_every_step() -> None:
+    (found,) = findings(SavesEveryStep, saving(list(range(1, 41))))
+    assert (found.code, found.severity, found.where and found.where.line, found.ranks) == ("PRF109", Severity.WARNING, 58, (0,))
+    assert "40 in steps 1 to 40" in found.message
+    assert [f.code for f in findings(SavesEveryStep, saving([s for s in range(1, 60) if s % 20]))] == ["PRF109"]  # nearly all
+    assert [f.severity for f in findings(SavesEveryStep, saving(list(range(1, 41)), passes=True))] == [Severity.ADVICE]  # epochs of one step
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        saving(list(range(5, 80, 5))),  # every fifth step
+        saving(list(range(1, 16))),  # a few improvements at the start
+        saving(list(range(1, 41)), save_ms=2),  # next to nothing
+        saving(list(range(1, 41)), path=""),  # into memory
+        saving(list(range(1, 80, 20))),
+    ],
+    ids=["every fifth", "too few", "quick", "in memory", "epochs"],
+)
+def test_checkpoints_now_and_then(healthy: Run) -> None:
+    assert findings(SavesEveryStep, healthy) == []
+
+
+# ---- PRF110: anomaly detection ----
+def with_anomaly(steps: int, num_rows: int = 40, *argv: str) -> Run:
+    told = [event("anomaly", line=12, steps=n) for n in (20, 40, 80) if n <= steps]
+    return run([recording(told, [row(s) for s in range(num_rows)], argv=["train.py", *argv])])
+
+
+def test_anomaly_detection_left_on() -> None:
+    (found,) = findings(AnomalyModeLeftOn, with_anomaly(40))
+    assert (found.code, found.severity, found.where and found.where.line) == ("PRF110", Severity.WARNING, 12)
+    assert [f.severity for f in findings(AnomalyModeLeftOn, with_anomaly(40, 40, "--detect-anomaly"))] == [Severity.ADVICE]
+
+
+@pytest.mark.parametrize("healthy", [with_anomaly(0), with_anomaly(12), with_anomaly(30, 200)], ids=["never", "twelve steps", "at the start"])
+def test_anomaly_detection_for_a_look(healthy: Run) -> None:
+    assert findings(AnomalyModeLeftOn, healthy) == []
+
+
+# ---- PRF111: loader workers started for every epoch ----
+def epochs(
+    num: int = 12, start_s: float = 0.1, first_s: float = 0.2, rest_s: float = 0.02, end_s: float = 0.05, *, wall_s: float = 6.0, **loader: object
+) -> Run:
+    fields = {"num_workers": 2, "persistent": False, "made": site(44)} | loader
+    events: list[Event] = []
+    for n in range(num):
+        events.append(event("loader", t=10**12 + n, line=50, loop=n, **fields))
+        events.append(event("pass", line=50, loop=n, complete=True, num_batches=4, times=[start_s, first_s, rest_s, end_s]))
+    rows = [row(s, t_ns=10**12 + int((s + 1) * wall_s * 1e9 / 40)) for s in range(40)]
+    return run([recording(events, rows), recording(events, rows, rank=1)])
+
+
+def test_loader_workers_are_started_in_every_epoch() -> None:
+    (found,) = findings(WorkersRestarted, epochs())
+    assert (found.code, found.severity, found.where and found.where.line) == ("PRF111", Severity.WARNING, 44)
+    assert "2 loader workers in each of 12 short epochs" in found.message
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        epochs(persistent=True),
+        epochs(num_workers=0),
+        epochs(num=3),
+        epochs(wall_s=60.0),  # long epochs
+        epochs(start_s=0.02, first_s=0.3, rest_s=0.9, end_s=0.02),  # a slow dataset: the first batch takes what every batch takes
+        epochs(start_s=0.01, first_s=0.02, end_s=0.01, wall_s=2.0),  # quick starts
+    ],
+    ids=["persistent", "no workers", "three passes", "long epochs", "slow dataset", "quick"],
+)
+def test_loader_workers_that_cost_little(healthy: Run) -> None:
+    assert findings(WorkersRestarted, healthy) == []
+
+
+# ---- PRF112: one collective for each parameter ----
+def averaged_by_hand(num: int, each_ms: float = 2.0, step_ms: float = 300.0, numel: int = 256, wait_ms: float = 0.0, *, grad: bool = True, ranks: int = 2) -> Run:
+    def rank(r: int) -> Recording:
+        events = [
+            event("coll", s=s, t=10**12 + int((s * step_ms + (wait_ms if i else 0) + i * each_ms) * MS), line=34, op="all_reduce", grad=grad, numel=numel)
+            for s in range(20)
+            for i in range(num)
+        ]
+        rows = [row(s, wall_s=step_ms / 1e3, num_coll=num, coll_s=(num * each_ms + wait_ms) / 1e3) for s in range(20)]
+        return recording(events, rows, rank=r)
+
+    return cores(run([rank(r) for r in range(ranks)]))
+
+
+def test_one_collective_for_each_parameter() -> None:
+    (found,) = findings(CollectivePerParameter, averaged_by_hand(130))
+    assert (found.code, found.severity, found.where and found.where.line) == ("PRF112", Severity.WARNING, 34)
+    assert found.message == "130 small gradients are all-reduced one by one in every step: 87% of its time"
+    assert [f.severity for f in findings(CollectivePerParameter, averaged_by_hand(40))] == [Severity.ADVICE]
+    assert [f.severity for f in findings(CollectivePerParameter, cores(averaged_by_hand(130), 1))] == [Severity.ADVICE]  # ranks take turns
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        averaged_by_hand(10, each_ms=20),  # a few parameters
+        averaged_by_hand(130, each_ms=0.2),  # quick ones
+        averaged_by_hand(60, numel=1_000_000),  # bound by bandwidth
+        averaged_by_hand(60, each_ms=0.3, wait_ms=200),  # the first waits for a slower rank
+        averaged_by_hand(130, grad=False),  # no gradients
+    ],
+    ids=["few", "quick", "large", "a slower rank", "not gradients"],
+)
+def test_collectives_that_are_no_burden(healthy: Run) -> None:
+    assert findings(CollectivePerParameter, healthy) == []

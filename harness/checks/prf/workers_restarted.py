@@ -1,0 +1,107 @@
+"""PRF111 loader-workers-restarted: much of the time goes into starting the loader's workers anew for every short epoch.
+
+What it does
+    Takes, of each complete pass over a loader with workers, the time in `iter(loader)`, the wait for the first batch beyond what a worker needs
+    for one, and the time in which the workers are ended. Three tenths of the training time and more, over five passes and a second, are a
+    warning.
+
+Why it is bad
+    Without `persistent_workers=True` every `for batch in loader` forks (or spawns) all workers, and ends them. Where an epoch has few batches
+    the run spends its time there.
+
+Wrong
+    DataLoader(dataset, num_workers=4)                               # 100 epochs of 5 batches
+
+Right
+    DataLoader(dataset, num_workers=4, persistent_workers=True)
+
+Known limits
+    A loader that is made anew for each epoch gains nothing from it: make it once. What one batch costs a worker is estimated from above, so that
+    slow datasets are not taken for slow starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.model import Finding, Severity, Where
+from harness.record import Event, Recording, Run, number, where_of
+
+MIN_PASSES, MIN_S, MIN_SHARE = 5, 1.0, 0.3
+
+
+@dataclass
+class Starts:
+    """Passes over the loaders that one statement made."""
+
+    where: Where | None
+    workers: int
+    passes: int = 0
+    batches: int = 0
+    took_s: float = 0.0
+
+
+class WorkersRestarted(Check):
+    code = "PRF111"
+    name = "loader-workers-restarted"
+    severity = Severity.WARNING
+    explains = ("PRF103",)
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        trained = [(rank, r) for rank, r in enumerate(run.ranks) if r is not None and r.num_rows]
+        seen = [(rank, r, s) for rank, r in trained for s in _starts(r)]
+        if not seen:
+            raise NotApplicable("no rank trains with loader workers that are started for every pass")
+        if max(s.passes for _, _, s in seen) < MIN_PASSES:
+            raise Inconclusive(f"fewer than {MIN_PASSES} passes")
+        found = [
+            (s.took_s / wall_s, rank, wall_s, s)
+            for rank, r, s in seen
+            if (wall_s := _trained_s(r)) > 0 and s.passes >= MIN_PASSES and s.took_s >= max(MIN_S, MIN_SHARE * wall_s)
+        ]
+        if not found:
+            return
+        share, rank, wall_s, worst = max(found, key=lambda one: one[0])
+        yield self.finding(
+            f"{min(share, 1.0):.0%} of the time goes into starting and ending {worst.workers} loader workers in each of {worst.passes} short epochs",
+            where=worst.where,
+            ranks=sorted({one[1] for one in found}),
+            notes=[
+                f"rank {rank}: {worst.took_s:.1f} of {wall_s:.1f} s, {worst.took_s / worst.passes:.2f} s a pass of "
+                f"{worst.batches / worst.passes:.0f} batches"
+            ],
+            help="make the loader once, with persistent_workers=True, or num_workers=0 where a sample costs next to nothing",
+        )
+
+
+def _starts(recording: Recording) -> list[Starts]:
+    loaders = {number(e["loop"], -1): e for e in recording.of("loader") if number(e["num_workers"]) and not e["persistent"]}
+    found: dict[object, Starts] = {}
+    for event in recording.of("pass"):
+        loader = loaders.get(number(event["loop"], -1))
+        took_s = _cost_s(event, number(loader["num_workers"])) if loader is not None and event["complete"] else None
+        if loader is None or took_s is None:
+            continue
+        where = where_of(loader["made"]) or loader.where
+        one = found.setdefault((where.file, where.line) if where else None, Starts(where, number(loader["num_workers"])))
+        one.passes += 1
+        one.batches += number(event["num_batches"])
+        one.took_s += took_s
+    return list(found.values())
+
+
+def _cost_s(event: Event, workers: int) -> float | None:
+    """Seconds of this pass that persistent workers would not have cost."""
+    times, num = event["times"], number(event["num_batches"])
+    if not isinstance(times, list) or len(times) != 4 or not all(isinstance(t, (int, float)) for t in times) or num < 2:
+        return None
+    start_s, first_s, rest_s, end_s = times
+    return float(start_s + max(0.0, first_s - workers * rest_s / (num - 1)) + end_s)
+
+
+def _trained_s(recording: Recording) -> float:
+    """From the first training pass to the last step."""
+    opened = [e.t_ns for e in recording.of("loader")]
+    return (recording.row(recording.num_rows - 1).t_ns - opened[0]) / 1e9 if opened else 0.0
