@@ -349,17 +349,19 @@ def _load(rec_dir: Path) -> list[Recording]:
             recording.damage = f"{whole - len(recording.events)} of {whole} events are unreadable"
         recording.rows = _tail(path.with_suffix(".rows"), protocol.ROWS_MAGIC)
         recording.params = _tail(path.with_suffix(".params"), protocol.PARAMS_MAGIC)
-        lost = _lost_rows(recording)
+        lost = _lost_rows(recording, path.with_suffix(".status"))
         recording.damage = recording.damage or (f"{lost} step rows are missing" if lost > 0 else "")
         found.append(recording)
     return found
 
 
-def _lost_rows(recording: Recording) -> int:
-    """Rows that the process says it wrote, by its last event, and that are not there."""
+def _lost_rows(recording: Recording, page: Path) -> int:
+    """Rows of steps that the process says it took and that are not there: by its last event, or by its status page, whose space was taken at its
+    start, where a full disk left no room for that."""
     ends = recording.of(protocol.END)
-    steps = min(number(ends[-1]["steps"]), 1_000_000) if ends else 0
-    return _num_kept(steps) - recording.num_rows if steps else 0
+    told = protocol.parse_status(_tail(page, b"")) if not ends and recording.role == "main" else None  # a fork's page may count its parent's steps
+    steps = number(ends[-1]["steps"], 0) if ends else told.step if told is not None else 0
+    return _num_kept(min(steps, 1_000_000)) - recording.num_rows if steps else 0
 
 
 @cache

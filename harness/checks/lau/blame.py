@@ -28,6 +28,7 @@ PEER_GONE = re.compile(
 )
 OWN_PEER = re.compile(r"multiprocessing/connection\.py|torch/utils/data/dataloader\.py")
 PASSED_ON = ("ProcessRaisedException", "ProcessExitedException")  # torch.multiprocessing.spawn in the parent
+STOPPED_BY = ("KeyboardInterrupt", "SignalException")  # the latter is what torch's agent makes of a SIGTERM, in a script that calls it
 WORKER = re.compile(r"^Caught \w+ in (\w+ worker process \d+)\.")
 INNER_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+), in (\S+)\n\s*(.*)$', re.MULTILINE)
 SIGNAL_EXITS = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
@@ -71,7 +72,7 @@ def is_victim(event: Event) -> bool:
     text = f"{event['type']}: {event['message']}"
     own = event["op"] == "data" or bool(OWN_PEER.search(str(event["trace"] or "")))  # the peer is a loader worker of its own
     lost = bool(PEER_GONE.search(text)) and not own
-    return lost or bool(event["type"] == "KeyboardInterrupt")
+    return lost or event["type"] in STOPPED_BY
 
 
 def failures(run: Run) -> Iterator[tuple[int, Recording, Event]]:
