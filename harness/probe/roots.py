@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -22,7 +23,8 @@ def root_of(loss: Any) -> tuple[list[str], str, bool]:
             reduction = {0: "none", 1: "mean", 2: "sum"}.get(stated, "")
             break
         if name == "SumBackward0":
-            reduction = "sum"
+            sizes = getattr(node, "_saved_self_sym_sizes", None)
+            reduction = "" if sizes is not None and math.prod(sizes) == 1 else "sum"  # of one element: nothing is reduced
             break
         if name in ("MeanBackward0", "MeanBackward1"):
             reduction = "mean"

@@ -15,16 +15,18 @@ Right
     dist.init_process_group("nccl")      # RANK, not the node's number and not LOCAL_RANK
 
 Known limits
-    Ranks that never reach init_process_group are not compared.
+    Ranks that never reach init_process_group are not compared, nor is one that asks when the other has given its group up or ended.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import blame, rendezvous
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Recording, Run
 
 
@@ -44,7 +46,7 @@ class SameRankTwice(Check):
             rank, world = rendezvous.effective(recording)
             if rank >= 0 and world > 1:
                 groups.setdefault((rank, _place(recording)), []).append(recording)
-        doubled = [(key, same) for key, same in groups.items() if len(same) > 1]
+        doubled = [(key, same) for key, claims in groups.items() if len(same := _at_one_time(claims)) > 1]
         if not doubled:
             return
         (rank, _), same = doubled[0]
@@ -56,6 +58,17 @@ class SameRankTwice(Check):
             notes=[f"the launcher started them as {blame.plural(launched)}" if launched else "they were made by the script itself"],
             help='take the rank from the launcher: `rank=int(os.environ["RANK"])`, or call init_process_group without rank',
         )
+
+
+def _at_one_time(claims: list[Recording]) -> list[Recording]:
+    """Those that hold the rank while another one does: phases that spawn their processes one after the other follow each other."""
+    held = {id(r): (r.of("rendezvous")[-1].t_ns, _left_at(r)) for r in claims}
+    return [r for r in claims if any(o is not r and held[id(r)][0] < held[id(o)][1] and held[id(o)][0] < held[id(r)][1] for o in claims)]
+
+
+def _left_at(recording: Recording) -> float:
+    """When it gave its group up or ended; infinite where it did neither."""
+    return min((e.t_ns for kind in ("pg_destroy", protocol.END) for e in recording.of(kind)), default=math.inf)
 
 
 def _place(recording: Recording) -> str:

@@ -235,6 +235,15 @@ def test_two_processes_ask_for_one_rank() -> None:
     assert findings(SameRankTwice, of) == []
 
 
+@pytest.mark.parametrize(("left", "num"), [("pg_destroy", 0), ("end", 0), ("", 1)])
+def test_phases_that_spawn_their_processes_one_after_the_other_do_not_share_a_rank(left: str, num: int) -> None:
+    """The DDP tutorial: three demos by mp.spawn, each with a rank 0, at one address."""
+    asks = {"address": "localhost", "port": "12355", "world_size": "2", "asked_rank": 0, "rank": None}
+    first = recording([event("rendezvous", line=4, t=10, **asks), *([event(left, t=20)] if left else [])], role="child", pid=11)
+    second = recording([event("rendezvous", line=4, t=30, **asks)], role="child", pid=12)
+    assert len(findings(SameRankTwice, run([first, second]))) == num
+
+
 @pytest.mark.parametrize(("version", "num"), [("2.14.1+cpu", 0), ("2.9.0", 0), ("2.5.1", 1), ("3.0.0", 1), ("weird", 0)])
 def test_untested_versions_are_advice(version: str, num: int) -> None:
     assert len(findings(UntestedTorchVersion, run([recording([event("torch", version=version)])]))) == num
