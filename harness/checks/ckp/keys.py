@@ -136,13 +136,49 @@ def eaten(missing: str, unexpected: str) -> bool:
     )
 
 
+def bitten(missing: str, unexpected: str) -> bool:
+    """Whether `unexpected` is what str.replace(prefix, "") leaves of `missing`: a prefix taken out of the middle of a component."""
+    num = len(missing) - len(unexpected)
+    return num > 1 and any(
+        missing[at + num - 1] == "." and missing[at - 1] != "." and missing[:at] + missing[at + num :] == unexpected
+        for at in range(1, len(missing) - num)
+    )
+
+
+def renamed(load: StateLoad) -> dict[str, str]:
+    """Missing key -> unexpected key that has, in the file, the very name that is missing (but for a wrapper's prefix): the script renamed it.
+    Of most of the model: a part may be renamed to start anew."""
+    came = _strings(load.event["came"])
+    by_name = {clean(name.rsplit("/", 1)[-1]): key for key, name in zip(load.unexpected, came, strict=False) if name}
+    found = {k: by_name[k] for k in load.missing if k in by_name and load.shapes.get(by_name[k]) == load.shapes.get(k)}
+    return found if 2 * len(found) >= load.total else {}
+
+
+def entry(load: StateLoad) -> str:
+    """The entry of the file in which the missing names lie, where the dict around it was given: "model" for `{"model": ..., "epoch": 3}`."""
+    before = [e for e in load.recording.of("load") if e["done"] and not e["error"] and e.t_ns <= load.event.t_ns and e.step == load.event.step]
+    if not before or not load.missing or load.matched:
+        return ""
+    outer: dict[str, int] = {}
+    missing = set(load.missing)
+    for name in _strings(before[-1]["tensors"]):
+        lead, _, key = name.rpartition("/")
+        if lead and clean(key) in missing:
+            outer[lead] = outer.get(lead, 0) + 1
+    best = max(outer, key=lambda lead: outer[lead], default="")
+    return best if best and best.split("/")[0] in load.unexpected and outer[best] >= 0.5 * len(missing) else ""
+
+
 def near(load: StateLoad) -> list[tuple[str, str]]:
     """(missing key, unexpected key that is the same tensor under another name), each used once."""
-    found: list[tuple[str, str]] = []
-    left = list(load.unexpected)
+    known = renamed(load)
+    found: list[tuple[str, str]] = list(known.items())
+    left = [u for u in load.unexpected if u not in known.values()]
     for key in load.missing:
+        if key in known:
+            continue
         same = [u for u in left if load.shapes.get(u) == load.shapes.get(key) and u.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-        cut = next((u for u in left if eaten(key, u) and load.shapes.get(u) == load.shapes.get(key)), None)
+        cut = next((u for u in left if (eaten(key, u) or bitten(key, u)) and load.shapes.get(u) == load.shapes.get(key)), None)
         hit = cut or next((u for u in same if _alike(key, u)), None)
         if hit is not None:
             left.remove(hit)

@@ -2,7 +2,9 @@
 
 What it does
     Looks at the keys that were missing and those that were given and not used. A finding where the two belong together: letters eaten by
-    `str.lstrip`, a layer renamed, half of a layer (its weights without its biases), or nothing matched at all.
+    `str.lstrip`, a prefix that `str.replace` took out of the middle of names, a key that has the model's name in the file and lost it in the
+    script, a layer renamed, half of a layer (its weights without its biases), an outer dict (`{"model": ..., "epoch": ...}`) that was given
+    in the place of its entry, or nothing matched at all.
 
 Why it is bad
     Part of the model stays random; the loss is a little worse and nobody knows why.
@@ -54,13 +56,23 @@ class PartialLoad(Check):
     def _judge(self, load: keys.StateLoad) -> Finding | None:
         pairs, halves = keys.near(load), keys.halves(load) if not load.error else []
         nothing = not load.strict and load.matched == 0 and load.total > 1
-        if not (pairs or halves or nothing):
+        entry = keys.entry(load)
+        if not (pairs or halves or nothing or entry):
             return None
         lost = [k for k, _ in pairs] or halves or load.missing
         first = f"`{pairs[0][0]}` was given as `{pairs[0][1]}`" if pairs else f"not loaded: {keys.shown(lost)}"
-        cut = [p for p in pairs if keys.eaten(*p)]
-        if cut:
+        cut, mid = [p for p in pairs if keys.eaten(*p)], [p for p in pairs if keys.bitten(*p)]
+        own = keys.renamed(load)
+        if entry:
+            inside = "".join(f"[{part!r}]" for part in entry.split("/"))
+            first = f"not loaded: {keys.shown(lost)}, which lie one level down in the file, in {inside}"
+            help = f"load that entry, not the dict around it: `load_state_dict(checkpoint{inside})`"
+        elif mid:
+            help = "use `key.removeprefix(...)`: `replace` takes the text out of the middle of names too; and load with strict=True"
+        elif cut:
             help = "use `key.removeprefix(...)`: `lstrip` takes a set of letters off; and load with strict=True"
+        elif own:
+            help = "the file has the model's own names, the script renames them: take off the wrapper's prefix only, and load with strict=True"
         elif halves and not pairs:
             help = "give every key of the layer, or rename none; load with strict=True"
         else:
@@ -71,6 +83,6 @@ class PartialLoad(Check):
             ranks=(load.rank,),
             notes=[first, f"{load.matched} keys matched, {len(load.missing)} were missing, {len(load.unexpected)} unused"],
             help=help,
-            severity=None if cut or halves or nothing or load.error else Severity.WARNING,
+            severity=None if cut or mid or own or entry or halves or nothing or load.error else Severity.WARNING,
             evidence={"matched": load.matched, "missing": len(load.missing), "unexpected": len(load.unexpected)},
         )

@@ -18,6 +18,7 @@ from . import ddp, feeders, forwards, graphs, reached, rng
 _depth = [0]
 _hook: list[Any] = []
 _eval_roots: set[int] = set()
+at_eval_forward: list[Any] = []  # sensors that look at a module in eval mode that was just called
 
 
 def _before_train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
@@ -89,6 +90,8 @@ def _after_eval_forward(module: Any, output: Any) -> None:
     import torch
 
     ddp.note_inner_eval(module)
+    for look in at_eval_forward:
+        look(module)
     if torch.is_grad_enabled():
         graphs.watch(output, "eval")
 

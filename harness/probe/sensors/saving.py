@@ -6,7 +6,8 @@ after it what `shape_of` says, locations {storage tag: number} as saved, device 
 load that failed: the calls of torch.save in the same file, and whether they name the same path expression. After 256 loads of a process
 only failures are told.
 Event "reload" (at 32, 64, 128, ... loads of one file by one statement): site, path, num, took_s (all of them), steps (in how many steps).
-`shape_of`: kind, keys, groups {key: role}, numbers {key: value}, tensors (names, first 400), num_tensors.
+`shape_of`: kind, keys, groups {key: role}, numbers {key: value}, tensors (names, first 400), num_tensors; after a load (first 4 of a
+statement) shapes, digests of these tensors, here {name: digests that parameters of this name have in the models that there are}.
 What is loaded into what stands in states.py.
 """
 
@@ -20,7 +21,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from .. import sites, syntax
+from .. import digests, names, sites, syntax
 from ..patching import quiet, wrap
 from ..state import S
 
@@ -32,6 +33,8 @@ _loaded: list[tuple[str, dict[int, tuple[weakref.ref[Any], str]]]] = []  # (path
 _locations: dict[str, int] = {}
 MAX_LOADS = 256
 _num_loads = [0]
+_weighed: dict[tuple[str, int], int] = {}
+MAX_WEIGHED = 4  # loads of one statement whose tensors are looked at
 _again: dict[tuple[str, sites.Site], Reloads] = {}
 at_save: list[Any] = []  # sensors that look at what is about to be saved: (object, site, path)
 at_saved: list[Any] = []  # and once it is: (site, path)
@@ -57,8 +60,8 @@ def walk(thing: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, An
 
 def shape_of(thing: Any) -> dict[str, Any]:
     """What a checkpoint is made of."""
-    names = [name for name, _ in walk(thing)]
-    told: dict[str, Any] = {"kind": type(thing).__name__, "tensors": names[:MAX_NAMES], "num_tensors": len(names)}
+    found = [name for name, _ in walk(thing)]
+    told: dict[str, Any] = {"kind": type(thing).__name__, "tensors": found[:MAX_NAMES], "num_tensors": len(found)}
     if isinstance(thing, dict):
         entries = list(thing.items())[:60]
         told["keys"] = [str(k) for k, _ in entries]
@@ -186,6 +189,7 @@ def _after_load(f: Any, result: Any, site: sites.Site, told: dict[str, Any] | No
         device=_device(),
         **(told or {}),
         **shape_of(result),
+        **_weights(result, site),
     )
     refs: dict[int, tuple[weakref.ref[Any], str]] = {}
     for name, tensor in walk(result):
@@ -193,6 +197,22 @@ def _after_load(f: Any, result: Any, site: sites.Site, told: dict[str, Any] | No
             refs[id(tensor)] = (weakref.ref(tensor), name)
     _loaded.append((path, refs))
     del _loaded[:-8]
+
+
+def _weights(result: Any, site: sites.Site) -> dict[str, Any]:
+    """Shapes and digests of the first tensors that could be weights: whether they come to stand in a model. About 3 us each."""
+    _weighed[site[:2]] = _weighed.get(site[:2], 0) + 1
+    if _weighed[site[:2]] > MAX_WEIGHED:
+        return {}
+    found = list(walk(result))[:MAX_NAMES]
+    tensors = [t for _, t in found]
+    wanted = {names.clean(name.rsplit("/", 1)[-1]) for name, _ in found}
+    own = [(names.clean(n), p) for root in names.root_modules() for n, p in root.named_parameters()][:MAX_WALKED]
+    own = [(n, p) for n, p in own if n in wanted][:MAX_REMEMBERED]
+    here: dict[str, list[int]] = {}
+    for (name, _), digest in zip(own, digests.of_tensors([p for _, p in own])[1], strict=True):
+        here.setdefault(name, []).append(digest)
+    return {"shapes": [list(t.shape) for t in tensors], "digests": digests.of_tensors(tensors)[1], "here": here}
 
 
 def _failed_load(f: Any, error: BaseException, site: sites.Site, told: dict[str, Any] | None) -> None:

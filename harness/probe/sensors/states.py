@@ -5,7 +5,10 @@ Event "load_state": site, module, mid (id of the module), strict, error, missing
 each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, self_names (given tensors that are the module's own memory),
 num_self, num_given_tensors, fresh (one of them was read out in this very step), replaced (others were loaded into the module since it was
 read out), kept_at (where), source (path of the file it was loaded from), ddp (index of the wrap event that covers the module; -1),
-weights, had (digests of the parameters that are given, and of the module's own before; 0 where they are not looked at).
+weights, had (digests of the parameters that are given, and of the module's own before; 0 where they are not looked at), came (names in
+the file of the unexpected tensors; "" for one that is of no file).
+Event "blank_stats": site (of the load), names, source, module: running statistics that a load left out although it gave the weights of
+their layer, as they were made (mean 0) when the module was called in eval mode.
 Event "state_held" (first 40): site, steps_before: the dict that this line gave out last is still held although the weights moved since.
 Event "optimizer_state" (user calls): site, kind, names, shapes,
 digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
@@ -27,7 +30,7 @@ from typing import Any
 from .. import digests, names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
-from . import ddp, lengths, saving, steps
+from . import blanks, ddp, lengths, saving, steps
 
 MAX_NAMES = 400
 MAX_TRACKED = 8  # tensors of one state dict; a filtered copy of it holds some of them
@@ -190,11 +193,13 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
     _alias_used("load", tensors, site, module)
     weights, had = _weights(given, own) if _told_at.get((site[0] + "<", site[1]), 0) < MAX_SAME else (0, 0)
     captures = [c for t in tensors if (c := _capture_of(t)) is not None]
+    blanks.look(module, own, given, missing, site)
     return {
         "strict": strict, "missing": missing[:MAX_NAMES], "unexpected": unexpected[:MAX_NAMES], "num_missing": len(missing),
         "num_unexpected": len(unexpected),
         "missing_shapes": [_shape(own[k]) for k in missing[:MAX_NAMES]],
         "unexpected_shapes": [_shape(given[k]) for k in unexpected[:MAX_NAMES]],
+        "came": [saving.origin_of(given[k])[1] if hasattr(type(given[k]), "data_ptr") else "" for k in unexpected[:MAX_NAMES]],
         "matched": len(own) - len(missing), "total": len(own), "given": len(given), "num_given_tensors": len(tensors),
         "same_when_cleaned": len({names.clean(k) for k in missing} & {names.clean(k) for k in given}),
         "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures),

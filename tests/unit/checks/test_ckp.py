@@ -10,8 +10,10 @@ from builder import event, findings, recording, row, run, site
 from harness.checks.ckp import keys
 from harness.checks.ckp.alias import AliasForCopy
 from harness.checks.ckp.all_ranks_save import AllRanksSaveSamePath
+from harness.checks.ckp.blank_statistics import BlankStatistics
 from harness.checks.ckp.by_position import OptimizerStateByPosition
 from harness.checks.ckp.load_before_written import LoadBeforeWriteDone
+from harness.checks.ckp.loaded_into_nothing import LoadedIntoNothing
 from harness.checks.ckp.loads_differ import RanksLoadDifferentWeights
 from harness.checks.ckp.map_location import MapLocationMissing
 from harness.checks.ckp.one_rank_resumes import ResumeOnOneRank
@@ -263,6 +265,91 @@ def test_nothing_matched() -> None:
 def test_eaten_is_about_letters_of_a_wrapper() -> None:
     assert keys.eaten("embed.weight", "bed.weight")
     assert not keys.eaten("cls_head.weight", "head.weight")
+
+
+TOWERS = [f"{side}_module.{i}.weight" for side in ("text", "image") for i in (0, 2)]
+
+
+def test_a_prefix_taken_out_of_the_middle_of_names() -> None:
+    for strict, error in ((False, ""), (True, "Error(s) in loading state_dict for Net:\n Missing key(s)")):
+        loaded = state(TOWERS, [n.replace("module.", "") for n in TOWERS], 5, strict=strict, error=error)
+        failed = [event("failure", line=60, type="RuntimeError", message=error)] if error else []
+        (found,) = findings(PartialLoad, two([loaded, *failed], []))
+        assert found.severity is Severity.ERROR and "removeprefix" in found.help and "middle" in found.help
+    assert keys.bitten("text_encoder.0.weight", "text_0.weight") and keys.bitten("my_model.a.b", "my_a.b")
+    assert not keys.bitten("module.a.weight", "a.weight") and not keys.bitten("net.module.a", "net.a")  # whole components
+    assert not keys.bitten("layers.10.weight", "layers.1.weight") and not keys.bitten("conv1.weight", "conv.weight")  # a number, no component
+
+
+def test_the_script_renames_what_the_file_names_rightly() -> None:
+    cut = [f"x{i}" for i in range(4)]
+    told = {"came": [f"model/module.{n}" for n in NAMES]}
+    (found,) = findings(PartialLoad, two([state(NAMES, cut, 4, **told)], []))
+    assert found.severity is Severity.ERROR and "the script renames them" in found.help
+    head = state(["head.weight"], ["old_head.weight"], 20, came=["head.weight"])  # set aside, to start anew
+    assert all(f.severity is Severity.WARNING for f in findings(PartialLoad, two([head], [])))
+    assert findings(PartialLoad, two([state(["head.weight"], ["unused"], 20, came=["head.weight"])], [])) == []
+
+
+def test_the_dict_around_the_state_is_given() -> None:
+    for strict, error in ((False, ""), (True, "Error(s) in loading state_dict for Net:\n Missing key(s)")):
+        file = load(tensors=[f"model/{n}" for n in NAMES])
+        failed = [event("failure", line=60, type="RuntimeError", message=error)] if error else []
+        (found,) = findings(PartialLoad, two([*file, state(NAMES, ["model", "epoch"], 4, strict=strict, error=error), *failed], []))
+        assert "load_state_dict(checkpoint['model'])" in found.help and "one level down" in found.notes[0]
+    right = [*load(tensors=[f"model/{n}" for n in NAMES]), state([], [], 4)]
+    assert findings(PartialLoad, two(right, [])) == []
+
+
+# ---- CKP115 ----
+def test_statistics_that_the_file_lacks() -> None:
+    blank = event("blank_stats", line=65, names=["0.running_mean"], num=1, source=PATH, module="Net")
+    loaded = state(["0.running_mean", "0.running_var"], [], 6)
+    (found,) = findings(BlankStatistics, two([loaded, blank], [loaded, blank]))
+    assert found.code == "CKP115" and found.ranks == (0, 1) and found.where is not None and found.where.line == 65
+    saved = save(tensors=["0.weight", "0.bias"], line=62)
+    (found,) = findings(BlankStatistics, two([*saved, loaded, blank], []))
+    assert found.where is not None and found.where.line == 62 and "line 65" in found.notes[0]
+    whole = save(tensors=["0.weight", "0.bias", "0.running_mean"], line=62)  # the file has them: the load is to be looked at
+    (found,) = findings(BlankStatistics, two([*whole, loaded, blank], []))
+    assert found.where is not None and found.where.line == 65
+    assert findings(BlankStatistics, two([loaded], [loaded])) == []  # trained on, or copied by the script: told by no event
+
+
+# ---- CKP116 ----
+def read_only(
+    *between: Event, model: tuple[int, ...] = (1, 2, 3, 4), file: tuple[int, ...] = (11, 12, 13, 14), here: bool = True, names: list[str] = NAMES
+) -> Run:
+    """A file whose tensors have the model's names, and the model's first step after it."""
+    shapes = [[4, 4]] * 4
+    given = load(tensors=[f"model/module.{n}" for n in names], shapes=shapes, digests=list(file), here={n: [d] for n, d in zip(NAMES, model, strict=True)} if here else {})
+    between = tuple(event(e.kind, **{k: v for k, v in e.data.items() if k not in ("k", "t", "y")}) for e in between)  # after the load
+    begun = [event("params", opt=0, names=NAMES, shapes=shapes, s=3), event("initial", opt=0, each=list(model), s=3)]
+    return two([*given, *between, *begun], [*given, *between, *begun])
+
+
+def read_out(text: str = "own = net.state_dict()") -> Event:
+    return event("state_dict", s=3, site=site(34, text))
+
+
+def test_a_file_that_is_read_and_put_nowhere() -> None:
+    (found,) = findings(LoadedIntoNothing, read_only(read_out()))
+    assert (found.code, found.severity, found.ranks) == ("CKP116", Severity.ERROR, (0, 1))
+    assert found.where is not None and found.where.line == 34
+    (found,) = findings(LoadedIntoNothing, read_only(event("load_optimizer", line=70, source=PATH)))  # the optimizer goes on, the model does not
+    assert found.severity is Severity.ERROR and found.where is not None and found.where.line == 50
+    assert [f.severity for f in findings(LoadedIntoNothing, read_only(here=False))] == [Severity.ADVICE]  # perhaps for something else
+    kept = read_only(read_out("start = copy.deepcopy(net.state_dict())"))  # a lottery ticket: the file gives the mask
+    assert [f.severity for f in findings(LoadedIntoNothing, kept)] == [Severity.ADVICE]
+
+
+def test_weights_that_came_to_stand_somewhere() -> None:
+    assert findings(LoadedIntoNothing, read_only(read_out(), state([], [], 4))) == []  # loaded, into this model or a teacher
+    assert findings(LoadedIntoNothing, read_only(read_out(), model=(11, 2, 3, 4))) == []  # some were copied by hand
+    assert findings(LoadedIntoNothing, read_only(read_out(), names=["a", "b", "c", "d"])) == []  # another model's
+    assert findings(LoadedIntoNothing, two([*load(tensors=NAMES)], [])) == []  # no step afterwards, or an old recording
+    moved = read_only(read_out(), here=False)  # put in place by arithmetic (an average): not what they were, nor the file's
+    assert [f.severity for f in findings(LoadedIntoNothing, moved)] == [Severity.ADVICE]
 
 
 # ---- CKP105 ----

@@ -20,6 +20,7 @@ from harness.checks.dat.first_batch import FirstBatchAgain
 from harness.checks.dat.iterable import IterableNotSharded
 from harness.checks.dat.not_sharded import NotSharded
 from harness.checks.dat.order_differs import SampleOrderDiffers
+from harness.checks.dat.other_set import SamplerOfAnotherSet
 from harness.checks.dat.rank_identical_rng import RankIdenticalRng
 from harness.checks.dat.resume import ShuffleRestarts
 from harness.checks.dat.seed_differs import SeedDiffers
@@ -32,7 +33,7 @@ from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    BatchSamplerNotSharded, EpochNotSet, FirstBatchAgain, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SeedDiffers,
+    BatchSamplerNotSharded, EpochNotSet, FirstBatchAgain, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SamplerOfAnotherSet, SeedDiffers,
     ShardsDoNotCover, ShuffleRestarts, SplitDiffers, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
 ]  # fmt: skip
 
@@ -713,3 +714,32 @@ def test_equal_batches_from_a_step_on() -> None:
     silent(NotSharded, run(apart[0] + same[:5], apart[1] + same[:5]))
     silent(NotSharded, run(apart[0] + [300] * 12, apart[1] + [300] * 12))  # one batch that all look at
     silent(NotSharded, run(apart[0] + same + [1], apart[1] + same + [2]))  # not to the end
+
+
+# ---- DAT116 ----
+def foreign(num: int = 32, size: int = 64, *, trains: bool = True, **dealt: Any) -> Run:
+    """Both ranks draw the indices of a set of `num` from a loader over one of `size`."""
+    told = {"kind": "Subset", "len": num, "first": False, "plain": False, **dealt}
+    how = {} if trains else {"backwards": 0, "grad": False, "training": False}
+    return two(*(one_pass(0, share(r, num=num), dataset_len=size, dealt=told, **shuffled(r), **how) for r in range(2)))
+
+
+def test_a_loader_with_the_sampler_of_another_set() -> None:
+    found = said(SamplerOfAnotherSet, foreign())
+    assert found.where is not None and found.where.line == 20 and "first 32 of its 64" in found.message
+    assert "measures" in said(SamplerOfAnotherSet, foreign(trains=False)).message
+    lost = event("set_epoch", line=50, epoch=1, sampler=99)
+    run = foreign()
+    run.ranks[0].events.append(lost)  # type: ignore[union-attr]
+    builder.findings(SamplerOfAnotherSet, run)
+
+
+def test_samplers_over_another_object_that_are_meant() -> None:
+    silent(SamplerOfAnotherSet, foreign(num=64))  # a wrapper of the same length
+    silent(SamplerOfAnotherSet, foreign(plain=True))  # DistributedSampler(range(32)): a part on purpose
+    silent(SamplerOfAnotherSet, foreign(first=True))  # the first part of the loader's own set
+    silent(SamplerOfAnotherSet, foreign(num=64, size=65))  # all but one
+    curriculum = two(*(
+        [*one_pass(0, share(r, num=32), dealt={"kind": "Data", "len": 32}, **shuffled(r)), *one_pass(1, share(r), **shuffled(r))] for r in range(2)
+    ))  # fmt: skip
+    silent(SamplerOfAnotherSet, curriculum)  # the whole set comes later
