@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.probe import protocol
-from harness.record import Event, Run
+from harness.record import Event, Run, texts
 
 
 def other(run: Run) -> str:
@@ -51,7 +51,7 @@ def _strangers(run: Run) -> bool:
 
 def _shared_out(run: Run) -> bool:
     """The ranks' optimizers hold parameters of other names: each steps its part and sends it to the others."""
-    names = [set(e["names"] or ()) for e in _first_params(run)]
+    names = [set(texts(e["names"])) for e in _first_params(run)]
     return len(names) > 1 and all(len(names[0] & other) < 0.5 * max(1, min(len(names[0]), len(other))) for other in names[1:])
 
 

@@ -30,6 +30,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files, keys
 from harness.model import Finding, Severity
+from harness.probe.protocol import clean_name
 from harness.record import Event, Run, number
 
 
@@ -61,9 +62,9 @@ class BlankStatistics(Check):
 
 def _saved(run: Run, event: Event) -> Event | None:
     """The save of this run that wrote the file, where it has none of these names."""
-    lost = {keys.clean(str(n)) for n in event["names"]}
+    lost = {clean_name(str(n)) for n in event["names"]}
     for save in files.saves(run):
         names = [str(n).rsplit("/", 1)[-1] for n in save.begin["tensors"] or ()]
-        if save.path == event["source"] and names and not lost & {keys.clean(n) for n in names}:
+        if save.path == event["source"] and names and not lost & {clean_name(n) for n in names}:
             return save.begin
     return None

@@ -148,8 +148,8 @@ def bitten(missing: str, unexpected: str) -> bool:
 def renamed(load: StateLoad) -> dict[str, str]:
     """Missing key -> unexpected key that has, in the file, the very name that is missing (but for a wrapper's prefix): the script renamed it.
     Of most of the model: a part may be renamed to start anew."""
-    came = _strings(load.event["came"])
-    by_name = {clean(name.rsplit("/", 1)[-1]): key for key, name in zip(load.unexpected, came, strict=False) if name}
+    came = texts(load.event["came"])
+    by_name = {clean_name(name.rsplit("/", 1)[-1]): key for key, name in zip(load.unexpected, came, strict=False) if name}
     found = {k: by_name[k] for k in load.missing if k in by_name and load.shapes.get(by_name[k]) == load.shapes.get(k)}
     return found if 2 * len(found) >= load.total else {}
 
@@ -161,9 +161,9 @@ def entry(load: StateLoad) -> str:
         return ""
     outer: dict[str, int] = {}
     missing = set(load.missing)
-    for name in _strings(before[-1]["tensors"]):
+    for name in texts(before[-1]["tensors"]):
         lead, _, key = name.rpartition("/")
-        if lead and clean(key) in missing:
+        if lead and clean_name(key) in missing:
             outer[lead] = outer.get(lead, 0) + 1
     best = max(outer, key=lambda lead: outer[lead], default="")
     return best if best and best.split("/")[0] in load.unexpected and outer[best] >= 0.5 * len(missing) else ""

@@ -31,8 +31,9 @@ from dataclasses import dataclass
 
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
-from harness.checks.ckp import files, keys
+from harness.checks.ckp import files
 from harness.model import Finding, Severity
+from harness.probe.protocol import clean_name
 from harness.record import Event, Recording, Run
 
 MIN_TENSORS = 3
@@ -90,7 +91,7 @@ def _lost(run: Run, load: files.Load) -> Lost | None:
     recording, end = run.ranks[load.rank], load.end
     if recording is None or end is None or not isinstance(end["digests"], list):
         return None
-    names = [keys.clean(str(n).rsplit("/", 1)[-1]) for n in end["tensors"] or ()]
+    names = [clean_name(str(n).rsplit("/", 1)[-1]) for n in end["tensors"] or ()]
     inside: dict[str, list[tuple[object, object]]] = {}  # a file may hold several models
     for name, shape, digest in zip(names, end["shapes"] or (), end["digests"], strict=False):
         inside.setdefault(name, []).append((shape, digest))
@@ -118,5 +119,5 @@ def _first_steps(recording: Recording, end: Event) -> Iterator[tuple[Event, dict
         params = recording.params_at(first["opt"], first.step) if isinstance(first["opt"], int) else None
         if params is None or first.t_ns <= end.t_ns:
             continue
-        names = [keys.clean(str(n)) for n in params["names"] or ()]
+        names = [clean_name(str(n)) for n in params["names"] or ()]
         yield first, dict(zip(names, zip(params["shapes"] or (), first["each"] or (), strict=False), strict=False))
