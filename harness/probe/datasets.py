@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import os
 import struct
 import sys
 import zlib
@@ -55,6 +56,7 @@ def describe(loader: Any) -> dict[str, Any]:
         "replacement": any(bool(getattr(s, "replacement", False)) for s in chain),
         "generator_seed": _seed(getattr(sampler, "generator", None) or getattr(loader, "generator", None)),
         "dealt": _dealt(chain, dataset),
+        "threads": _threads(loader) if loader.num_workers else None,
         "iter_at": sites.as_json(origins.worker_line(type(dataset)) or sites.UNKNOWN),
     }
     if distributed is not None:
@@ -81,6 +83,21 @@ def _dealt(chain: list[Any], dataset: Any) -> dict[str, Any] | None:
         first = inside is not None and inside["base"] == number_of(dataset) and inside["order"] == zlib.crc32(repr(list(range(num))).encode())
         return {"kind": type(other).__name__, "len": num, "first": first, "plain": isinstance(other, (range, list, tuple, set))}
     return None
+
+
+def _threads(loader: Any) -> dict[str, Any]:
+    """Of the process that starts the workers: threads that torch computes with, threads that there are, and how workers begin."""
+    import multiprocessing
+
+    import torch
+
+    context = getattr(loader, "multiprocessing_context", None)
+    method = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True) or "fork"
+    try:
+        there = len(os.listdir("/proc/self/task"))
+    except OSError:
+        there = 0
+    return {"torch": torch.get_num_threads(), "process": there, "method": method}
 
 
 def _custom(sampler: Any) -> bool:

@@ -61,7 +61,7 @@ class EpochNotSet(Check):
         moving = {g[0].key for g in groups if g not in repeated}  # some rank does set the epoch: DAT103
         repeated = [g for g in repeated if g[0].key not in moving]
         if repeated:
-            yield self._found(repeated)
+            yield self._found(run, repeated)
             return
         late = [(g, at) for g in groups if (at := _set_afterwards(run, g)) is not None]
         if late and len(late) == len([g for g in groups if g[0].key == late[0][0][0].key]):
@@ -99,14 +99,23 @@ class EpochNotSet(Check):
             severity=Severity.WARNING,
         )
 
-    def _found(self, repeated: list[list[Pass]]) -> Finding:
+    def _found(self, run: Run, repeated: list[list[Pass]]) -> Finding:
         group = repeated[0]
         ranks = sorted({p.rank for g in repeated for p in g if g[0].key == group[0].key})
         num = min(len(p.indices) for p in group)
         last = len(group) - 1
         epochs = "epochs 0 and 1" if last == 1 else f"epochs 0 to {last}"
         seeded = group[0].distributed is None and not group[0].opened["set_epoch"]
+        constant = _constant(run, group[0])
         sampler = "a generator seeded anew" if seeded else "the sampler's epoch was never changed"
+        if constant is not None and constant.where is not None:
+            return self.finding(
+                f"{epochs} drew the same sample order: set_epoch is called with {constant['epoch']} every time",
+                where=constant.where,
+                ranks=ranks,
+                notes=[f"{num} of {num} positions identical in {len(group)} passes on rank {ranks[0]}"],
+                help="give set_epoch the number of the epoch that begins: `sampler.set_epoch(epoch)`",
+            )
         return self.finding(
             f"{epochs} drew the same sample order",
             where=group[0].where,
@@ -127,6 +136,13 @@ def _by_training(run: Run, group: list[Pass]) -> list[list[Pass]]:
         begin, end = bisect_left(times, one.opened.t_ns), bisect_right(times, one.closed.t_ns) if one.closed is not None else len(times)
         found.setdefault(frozenset(opts[begin:end]), []).append(one)
     return list(found.values())
+
+
+def _constant(run: Run, one: Pass) -> Event | None:
+    """The last set_epoch of this pass's sampler, where it was called several times and always with the same."""
+    recording, sampler = run.ranks[one.rank], (one.distributed or {}).get("id")
+    given = [e for e in recording.of("set_epoch") if e["sampler"] == sampler] if recording is not None and sampler else []
+    return given[-1] if len(given) > 1 and len({repr(e["epoch"]) for e in given}) == 1 else None
 
 
 def _set_afterwards(run: Run, group: list[Pass]) -> Event | None:

@@ -6,7 +6,8 @@ What it does
 
 Why it is bad
     Workers are forked: a lock that another thread of the parent held at that moment (a thread pool, a logger, an open database) stays
-    locked in the child for ever. All other ranks wait in their next collective and look guilty.
+    locked in the child for ever. OpenMP's threads are such a pool: torch has used it where OMP_NUM_THREADS is not 1. All other ranks wait
+    in their next collective and look guilty.
 
 Wrong
     cv2.setNumThreads(8)                                 # or a global h5py file, a connection, a thread pool
@@ -27,7 +28,12 @@ from collections.abc import Iterable
 from harness.checks.base import Check
 from harness.checks.hng import waits
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run, number
+
+ONE_THREAD = (
+    "start with OMP_NUM_THREADS=1 (torchrun sets it, a script that spawns its ranks itself does not), or call torch.set_num_threads(1) "
+    "before anything is computed; else "
+)
 
 
 class DeadlockedWorker(Check):
@@ -58,16 +64,28 @@ class DeadlockedWorker(Check):
             loaders = recording.of("loader") if recording is not None else []
             workers = int(loaders[-1]["num_workers"] or 0) if loaders else 0
             if workers:
+                threads = _threads(loaders[-1])
                 what = f"{workers} loader workers that do not answer" if workers > 1 else "its loader worker, which does not answer"
                 yield self.finding(
                     f"rank {wait.rank} waits for {what}",
                     where=wait.where or loaders[-1].where,
                     ranks=[w.rank for w in stuck],
-                    notes=[waits.describe(found), *waits.notes(found)],
-                    help='use num_workers=0 to see the error, then `multiprocessing_context="spawn"`, or open files and '
+                    notes=[waits.describe(found), *waits.notes(found), *threads],
+                    help=(ONE_THREAD if threads else "")
+                    + 'use num_workers=0 to see the error, then `multiprocessing_context="spawn"`, or open files and '
                     "thread pools in worker_init_fn",
                 )
                 return
+
+
+def _threads(loader: Event) -> list[str]:
+    """What is known of threads at the fork: torch had begun to compute with several, and a child keeps only the one that forks."""
+    told = loader["threads"]
+    if not isinstance(told, dict) or told.get("method") != "fork" or min(number(told.get("torch")), number(told.get("process")) - 1) < 2:
+        return []
+    return [
+        f"the workers were forked from a process that computes with {told['torch']} threads: the pool that they believe to have is not there"
+    ]
 
 
 def _place(worker: waits.Worker) -> str:

@@ -2,7 +2,8 @@
 
 What it does
     In a run that stands still, some ranks are inside init_process_group. The finding names the ranks that are missing and what they do
-    instead, or the addresses where those differ. An error. Ranks that the script spawned itself count where they asked for a group.
+    instead, the addresses where those differ, or an address that the machine of rank 0 does not have. An error. Ranks that the script
+    spawned itself count where they asked for a group.
 
 Why it is bad
     The default patience of torch is 10 to 30 minutes, and its message names no rank.
@@ -27,6 +28,11 @@ from harness.checks.hng import waits
 from harness.checks.lau import blame, rendezvous
 from harness.model import Finding, Severity
 from harness.record import Run
+
+ON_THIS_MACHINE = (
+    "do not set MASTER_ADDR in the script: torchrun sets it; where the script starts all ranks itself, on one machine, it is 127.0.0.1, "
+    "on several an address of the machine of rank 0"
+)
 
 
 class MissingPeerAtStart(Check):
@@ -56,6 +62,17 @@ class MissingPeerAtStart(Check):
                 ranks=sorted(inside),
                 notes=[f"rank {rank}: {place}" for rank, place in sorted(places.items())[:8]],
                 help="choose address and port once, before the ranks are started, and hand them to all",
+            )
+            return
+        elsewhere, set_at = rendezvous.foreign([(rank, r) for rank, r, _ in stuck])
+        if elsewhere:
+            yield self.finding(
+                f"{blame.plural(sorted(inside))} wait{'s' if len(inside) == 1 else ''} for each other at {elsewhere}, which is no address of "
+                "rank 0's machine",
+                where=set_at or stuck[0][2].where,
+                ranks=sorted(inside),
+                notes=[f"the call is at line {event.where.line}" for _, _, event in stuck[:1] if event.where is not None and set_at is not None],
+                help=ON_THIS_MACHINE,
             )
             return
         standing = {w.rank: w.sentence for w in waits.waits(run)}

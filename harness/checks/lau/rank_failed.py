@@ -15,7 +15,9 @@ Right
     fix the line that the finding names, not the one in the launcher's summary
 
 Known limits
-    A rank that ends by `os._exit` without an exception tells no line. Clocks of several nodes may differ by some milliseconds.
+    Two causes are named beside the exception: a folder that another rank of the job had made a moment before (`exist_ok=True`), and a tensor
+    that a module keeps as a plain attribute, which `.to()` neither moves nor casts (`register_buffer`); there the finding stands where the
+    attribute is set. A rank that ends by `os._exit` without an exception tells no line. Clocks of several nodes may differ by some milliseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import re
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.lau import blame
+from harness.checks.lau import blame, causes
 from harness.model import Finding, Severity, Where
 from harness.record import Run
 
@@ -47,12 +49,13 @@ class RankFailed(Check):
         notes = blame.others(run, fall)
         if fall.victim:
             notes.append("every failure says that a peer went away: which rank left first is not in the recording")
+        cause = causes.left_behind(fall) or causes.made_by_another(run, fall)
         yield self.finding(
             f"rank {fall.rank} failed with {fall.headline}" if fall.event is not None else self._by_code(run, fall),
-            where=fall.where or self._exit_site(run, fall),
+            where=(cause.where if cause is not None else None) or fall.where or self._exit_site(run, fall),
             ranks=[fall.rank],
-            notes=notes,
-            help=self._help(fall),
+            notes=[*([cause.note] if cause is not None else []), *notes],
+            help=cause.help if cause is not None else self._help(fall),
         )
 
     def _by_code(self, run: Run, fall: blame.Fall) -> str:

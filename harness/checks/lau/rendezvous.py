@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from harness.record import Event, Recording, Run
+from harness.model import Where
+from harness.record import Event, Recording, Run, where_of
 
 FAILED = re.compile(
     r"address already in use|EADDRINUSE|DistNetworkError|DistStoreError|failed to (connect|bind|listen)|no route to host"
@@ -56,6 +58,15 @@ def _number(asked: object, environment: object) -> int:
         return asked
     text = str(environment or "")
     return int(text) if text.isdecimal() else -1
+
+
+def foreign(found: Sequence[tuple[int, Recording]]) -> tuple[str, Where | None]:
+    """(the address that rank 0, whom all have to reach there, does not have on its machine; the line of the script that sets it)."""
+    for rank, recording in found:
+        calls = recording.of("rendezvous")
+        if rank == 0 and calls and calls[-1]["foreign"]:
+            return str(calls[-1]["foreign"]), where_of(calls[-1]["set_at"])
+    return "", None
 
 
 def ranked(run: Run) -> list[tuple[int, Recording]]:

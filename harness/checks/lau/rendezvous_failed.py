@@ -44,6 +44,16 @@ class RendezvousFailed(Check):
         rank, recording, event = min(failed, key=lambda item: item[2].t_ns)
         text = str(event["message"])
         call = recording.of("pg")[-1]
+        elsewhere, set_at = rendezvous.foreign(rendezvous.ranked(run))
+        if elsewhere:
+            yield self.finding(
+                f"rank {rank} could not join the process group: {elsewhere} is no address of rank 0's machine",
+                where=set_at or call.where or event.where,
+                ranks=sorted({r for r, _, _ in failed}),
+                notes=[rendezvous.address(recording), f"{event['type']}: {text.splitlines()[0][:300] if text else ''}"],
+                help="do not set MASTER_ADDR in the script: torchrun sets it; for ranks of one machine it is 127.0.0.1",
+            )
+            return
         yield self.finding(
             f"rank {rank} could not join the process group: {self._reason(text)}",
             where=call.where or event.where,

@@ -4,7 +4,8 @@ Event "devices" (at the first step, again at the end): when ("step" | "end"), st
 current, uuid (of current), uuids, contexts (devices on which this process holds a context), chosen (set_device was called), driver (an
 NVIDIA driver is loaded), build (CUDA version of torch or ""), capability, arch_list, cudnn, names, threads.
 Event "set_device": device, site. Event "rendezvous" (before init_process_group): rank, world_size, local_rank, address, port, as the
-environment says then; asked_rank, asked_world_size, asked_backend, method.
+environment says then; asked_rank, asked_world_size, asked_backend, method, foreign (a
+numeric address to meet at that no interface of this machine has; "" otherwise) and set_at (the line of the script that holds it).
 Event "moved_late": how many parameters that a living optimizer or DDP object holds were replaced or changed device: replaced, changed,
 held_by ("optimizer" | "ddp"), from_devices, to_devices, module, site.
 
@@ -15,8 +16,13 @@ were set, and the event says stand_in.
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import json
+import linecache
 import os
+import re
+import socket
 import sys
 from typing import Any
 
@@ -116,12 +122,39 @@ def _note_rendezvous(*args: Any, **kwargs: Any) -> None:
         told.setdefault("backend", args[0])
     if len(args) > 1 and isinstance(args[1], str):
         told.setdefault("init_method", args[1])
+    site = sites.here(4)
     S.recorder.event(
-        "rendezvous", sites.here(4), rank=os.environ.get("RANK", ""), world_size=os.environ.get("WORLD_SIZE", ""),
+        "rendezvous", site, rank=os.environ.get("RANK", ""), world_size=os.environ.get("WORLD_SIZE", ""),
         local_rank=os.environ.get("LOCAL_RANK", ""), address=os.environ.get("MASTER_ADDR", ""), port=os.environ.get("MASTER_PORT", ""),
         asked_rank=told.get("rank"), asked_world_size=told.get("world_size"), asked_backend=told.get("backend"),
-        method=told.get("init_method"), store=kwargs.get("store") is not None,
+        method=told.get("init_method"), store=kwargs.get("store") is not None, **_foreign(told.get("init_method"), site),
     )  # fmt: skip
+
+
+def _foreign(method: Any, site: sites.Site) -> dict[str, Any]:
+    """Names are not resolved: that may take seconds. An address is this machine's if a socket can be bound to it."""
+    given = re.match(r"tcp://\[?([^\]/]+?)\]?:\d+", method) if isinstance(method, str) else None
+    text = given[1] if given else os.environ.get("MASTER_ADDR", "")
+    try:
+        number = ipaddress.ip_address(text)
+        with socket.socket(socket.AF_INET6 if number.version == 6 else socket.AF_INET) as probe:
+            probe.bind((text, 0))
+    except ValueError:
+        return {"foreign": ""}
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            return {"foreign": ""}
+        return {"foreign": text, "set_at": sites.as_json(_line_with(text, site))}
+    return {"foreign": ""}
+
+
+def _line_with(text: str, site: sites.Site) -> sites.Site:
+    """The first line of the calling file, or of the script, that holds this text."""
+    for file in dict.fromkeys((site[0], str(getattr(sys.modules.get("__main__"), "__file__", "")))):
+        for number, line in enumerate(linecache.getlines(file), 1):
+            if text in line.partition("#")[0]:
+                return file, number, "<module>"
+    return sites.UNKNOWN
 
 
 def _index(device: Any) -> int:

@@ -716,6 +716,18 @@ def test_equal_batches_from_a_step_on() -> None:
     silent(NotSharded, run(apart[0] + same + [1], apart[1] + same + [2]))  # not to the end
 
 
+def test_an_epoch_that_is_a_constant() -> None:
+    def run_of(*epochs: int) -> Run:
+        told = [event("set_epoch", line=54, epoch=e, sampler=7) for e in epochs]
+        return two(*([*told, *(e for n in range(2) for e in one_pass(n, share(r), **shuffled(r, id=7)))] for r in range(2)))
+
+    found = said(EpochNotSet, run_of(4, 4))
+    assert found.where is not None and found.where.line == 54 and "called with 4 every time" in found.message
+    for other in ((), (4,), (0, 1)):  # never, once, or what the sampler did not heed
+        found = said(EpochNotSet, run_of(*other))
+        assert found.where is not None and found.where.line == 40
+
+
 # ---- DAT116 ----
 def foreign(num: int = 32, size: int = 64, *, trains: bool = True, **dealt: Any) -> Run:
     """Both ranks draw the indices of a set of `num` from a loader over one of `size`."""

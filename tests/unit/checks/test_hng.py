@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -105,10 +106,38 @@ def test_missing_peers_at_the_start() -> None:
     assert found.message == "rank 0 waits in init_process_group; rank 1 never came" and found.ranks == (1,)
 
 
+def meeting(rank: int, **told: Any) -> Recording:
+    fields = {"rank": str(rank), "world_size": "2", "address": "10.57.23.164", "port": "8888", "method": "env://"} | told
+    return recording([event("rendezvous", **fields), event("pg", done=False, asked={}, line=54), stall("init", 54)], rank=rank)
+
+
+def test_an_address_that_this_machine_does_not_have() -> None:
+    set_at = site(18, "os.environ['MASTER_ADDR'] = '10.57.23.164'")
+    (found,) = findings(MissingPeerAtStart, hung(*(meeting(r, foreign="10.57.23.164", set_at=set_at) for r in (0, 1))))
+    assert "ranks 0-1 wait for each other at 10.57.23.164, which is no address" in found.message and "127.0.0.1" in found.help
+    assert found.where is not None and found.where.line == 18
+    (found,) = findings(MissingPeerAtStart, hung(*(meeting(r, foreign="10.57.23.164") for r in (0, 1))))
+    assert found.where is not None and found.where.line == 54
+    (found,) = findings(MissingPeerAtStart, hung(*(meeting(r, foreign="") for r in (0, 1))))
+    assert "although all came" in found.message
+    (found,) = findings(MissingPeerAtStart, hung(meeting(0, foreign=""), meeting(1, foreign="10.57.23.164")))  # rank 1's is another machine
+    assert "although all came" in found.message
+
+
 def test_a_loader_whose_workers_do_not_answer() -> None:
     of = hung(recording([event("loader", num_workers=2, line=20), stall("data", 20)], rank=0), recording([stall("backward", 30)], rank=1))
     (found,) = findings(DeadlockedWorker, of)
     assert found.message == "rank 0 waits for 2 loader workers that do not answer" and found.where and found.where.line == 20
+
+
+def test_workers_that_were_forked_beside_threads() -> None:
+    def help_of(**threads: Any) -> str:
+        stuck = recording([event("loader", num_workers=2, line=20, threads=threads or None), stall("data", 20)], rank=0)
+        return findings(DeadlockedWorker, hung(stuck, recording([stall("backward", 30)], rank=1)))[0].help
+
+    assert "OMP_NUM_THREADS=1" in help_of(torch=2, process=4, method="fork")
+    for other in ({}, {"torch": 1, "process": 4, "method": "fork"}, {"torch": 8, "process": 9, "method": "spawn"}, {"torch": 8, "process": 1, "method": "fork"}):
+        assert "OMP_NUM_THREADS" not in help_of(**other)
 
 
 def test_a_loader_without_workers_is_only_slow() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,32 @@ def test_the_culprit_is_named_although_the_victim_failed_first() -> None:
     assert [f.message for f in found] == ["rank 1 failed with KeyError: 'image'"]
     assert found[0].ranks == (1,) and found[0].where and found[0].where.line == 41
     assert found[0].notes == ("rank 0 lost the connection to a peer and fell as a victim",)
+
+
+def exists(path: str = "runs/a") -> Event:
+    return failure("FileExistsError", f"[Errno 17] File exists: '{path}'", line=21)
+
+
+def test_a_folder_that_another_rank_made() -> None:
+    def said(*by_rank: list[Event]) -> Any:
+        return findings(RankFailed, ended(run([recording(e, rank=r) for r, e in enumerate(by_rank)]), *((1, False),) * len(by_rank)))[0]
+
+    mine = event("mkdir", line=21, path="/w/runs/a")
+    found = said([mine], [mine, exists()])
+    assert "rank 0 of this job made it" in found.notes[0] and "exist_ok=True" in found.help and found.where.line == 21
+    for others in ([mine, exists()], [event("mkdir", line=21, path="/w/runs/b")], []):  # there before the run; another folder; nobody asked
+        assert "exist_ok" not in said(others, [mine, exists()]).help
+
+
+def test_a_tensor_that_to_does_not_convert() -> None:
+    told = {"name": "freq", "module": "Net", "has": ["float32", "cpu"], "wants": ["float64", "cpu"], "set_at": site(23, "self.freq = torch.arange(9)")}
+    failed = failure("RuntimeError", "expected m1 and m2 to have the same dtype", line=27, left_behind=told)
+    (found,) = findings(RankFailed, ended(run([recording([failed])]), (1, False)))
+    assert found.where is not None and found.where.line == 23 and 'register_buffer("freq"' in found.help and "line 27" in found.notes[0]
+    for odd in (None, {}, {"name": "x", "has": 3}):
+        plain = failure("RuntimeError", "expected m1 and m2 to have the same dtype", line=27, left_behind=odd)
+        (found,) = findings(RankFailed, ended(run([recording([plain])]), (1, False)))
+        assert found.where is not None and found.where.line == 27
 
 
 def test_a_rank_that_we_tore_down_is_no_failure() -> None:
