@@ -171,6 +171,8 @@ def _speed_line(speed: Mapping[str, float | None], run: Run) -> str:
     if speed.get("step_p50_s") is None:
         return f"too few steps to time (fewer than {figures.MIN_TIMED} behind the warm-up)"
     line = f"{rate(speed['samples_per_s'])} samples/s, " if speed.get("samples_per_s") is not None else ""
+    if speed.get("samples_per_step") is not None and run.world_size > 1:
+        line += f"{speed['samples_per_step']:,.0f} a step over {count(run.world_size, 'rank')}, "
     line += f"step p50 {duration(speed['step_p50_s'])}, p95 {duration(speed['step_p95_s'])} after warm-up"
     line += f", {share(speed['data_share'])} waiting for data"
     if speed.get("speedup") is not None and run.reference is not None:

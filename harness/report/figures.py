@@ -63,6 +63,7 @@ class RankFigures:
     data_share: float | None = None
     probe_share: float | None = None
     num_timed: int = 0
+    samples_per_step: float | None = None
 
 
 def rank_figures(rank: int, recording: Recording | None) -> RankFigures:
@@ -91,6 +92,7 @@ def rank_figures(rank: int, recording: Recording | None) -> RankFigures:
         data_share=sum(row.data_s for row in timed) / total_s if enough else None,
         probe_share=sum(row.probe_s for row in timed) / total_s if enough else None,
         num_timed=len(walls),
+        samples_per_step=statistics.median(drawn) if enough and (drawn := [row.num_samples for row in timed if row.num_samples]) else None,
     )
 
 
@@ -181,9 +183,16 @@ def _throughput(ranks: Sequence[RankFigures], run: Run) -> dict[str, Any]:
         "step_p50_s": statistics.median(p50) if p50 else None,
         "step_p95_s": max(p95, default=None),
         "data_share": max(shares, default=None),
+        "samples_per_step": _together([r.samples_per_step for r in ranks]),
         "num_timed_steps": min((r.num_timed for r in ranks if r.num_timed), default=0),
         **_scaling(total, run),
     }
+
+
+def _together(each: Sequence[float | None]) -> float | None:
+    """The global batch, which the learning rate has to fit; None where a rank's share is not known."""
+    known = [samples for samples in each if samples is not None]
+    return sum(known) if known and len(known) == len(each) else None
 
 
 def _scaling(total: float | None, run: Run) -> dict[str, Any]:
