@@ -76,10 +76,10 @@ def _dealt(chain: list[Any], dataset: Any) -> dict[str, Any] | None:
     """The data set that the sampler deals out, where it is not the loader's own: its kind and length; a first part, where it is one on purpose."""
     for sampler in [s for s in chain if type(s).__module__.startswith("torch.") and hasattr(s, "__dict__")]:
         other = next((v for k in ("dataset", "data_source") if (v := vars(sampler).get(k)) is not None), None)
-        if other is None or other is dataset:
+        num = -1 if other is None or other is dataset else length(other)
+        if num < 0 or num == length(dataset):
             continue
         inside = _subset(other)
-        num = length(other)
         first = inside is not None and inside["base"] == number_of(dataset) and inside["order"] == zlib.crc32(repr(list(range(num))).encode())
         return {"kind": type(other).__name__, "len": num, "first": first, "plain": isinstance(other, (range, list, tuple, set))}
     return None

@@ -1,9 +1,10 @@
-"""A tensor that a module keeps as a plain attribute, found in the frames of the traceback."""
+"""A tensor that a module keeps as a plain attribute, found in the frames of the traceback. A stand-in for torch: importing it costs seconds."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,37 +12,46 @@ import pytest
 
 from harness.probe import attributes
 
-torch = pytest.importorskip("torch")
-
 SOURCE = """
 import torch
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.freq = torch.ones(1, 4)
-        self.index = torch.arange(4)
-        self.other = torch.ones(3)
-        self.layer = nn.Linear(4, 2)
+    def __init__(self, kept):
+        self.layer = torch.Tensor("float64")
+        self.freq = kept
+        self.other = torch.Tensor("float32")
+
+    def parameters(self):
+        return iter([self.layer])
 
     def forward(self, x):
-        return self.layer(x @ self.freq)
+        return x @ self.freq @ self.layer
 
-class Buffered(Net):
-    def __init__(self):
-        super().__init__()
-        del self.freq
-        self.register_buffer("freq", torch.ones(1, 4))
-
-class Given(Net):
+class Two(Net):
     def forward(self, x):
-        return self.layer(x)
+        return x @ self.freq @ self.other
 """
 
 
+class Tensor:
+    def __init__(self, dtype: str, device: str = "cpu") -> None:
+        self.dtype, self.device = f"torch.{dtype}", device
+
+    def is_floating_point(self) -> bool:
+        return "float" in self.dtype
+
+    def __rmatmul__(self, other: Any) -> Any:
+        raise RuntimeError("expected m1 and m2 to have the same dtype, but got: double != float")
+
+
 @pytest.fixture
-def nets(tmp_path: Path) -> Any:
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    torch, nn = types.ModuleType("torch"), types.ModuleType("torch.nn")
+    nn.Module = type("Module", (), {})  # type: ignore[attr-defined]
+    torch.nn, torch.Tensor = nn, Tensor  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.nn", nn)
     path = tmp_path / "nets.py"
     path.write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("nets_of_a_test", path)
@@ -51,22 +61,36 @@ def nets(tmp_path: Path) -> Any:
     return module
 
 
-def left(net: Any, x: Any) -> Any:
+def left(net: Any) -> Any:
     try:
-        net.double()(x)
+        net.forward(1)
     except RuntimeError as error:
-        return attributes.left_behind(str(error), sys.exc_info()[2])
+        return attributes.left_behind(str(error), error.__traceback__)
     return "no error"
 
 
 def test_the_attribute_that_the_failing_function_uses(nets: Any) -> None:
-    found = left(nets.Net(), torch.ones(2, 1, dtype=torch.float64))
-    assert found is not None and (found["name"], found["module"], found["has"][0], found["wants"][0]) == ("freq", "Net", "float32", "float64")
-    assert found["set_at"]["line"] == 8
+    for kept in (Tensor("float32"), [Tensor("float32")]):
+        found = attributes.left_behind("Expected all tensors to be on the same device", _tb(nets.Net(kept)))
+        assert found is not None and (found["name"], found["module"], found["has"], found["wants"]) == (
+            "freq", "Net", ["float32", "cpu"], ["float64", "cpu"],
+        )  # fmt: skip
+        assert found["set_at"]["line"] == 8
+    found = left(nets.Net(Tensor("int64", "cuda:0")))
+    assert found is not None and found["has"] == ["int64", "cuda:0"]
 
 
 def test_what_is_no_such_attribute(nets: Any) -> None:
-    assert left(nets.Buffered(), torch.ones(2, 1, dtype=torch.float64)) == "no error"
-    assert left(nets.Buffered(), torch.ones(2, 1)) is None  # the input was not cast
-    assert left(nets.Given(), torch.ones(2, 4)) is None
-    assert left(nets.Net(), torch.ones(2, 3, dtype=torch.float64)) is None  # a shape, not a type
+    assert left(nets.Net(Tensor("float64"))) is None  # the input was not cast
+    assert left(nets.Net(Tensor("int64"))) is None  # an index: `.to(dtype)` leaves those of buffers alone too
+    assert left(nets.Two(Tensor("float32"))) is None  # which of the two?
+    assert attributes.left_behind("shapes cannot be multiplied", _tb(nets.Net(Tensor("float32")))) is None
+
+
+def _tb(net: Any) -> Any:
+    """The traceback of a forward that fails, whatever stands in the attribute."""
+    try:
+        net.forward(None)
+    except (RuntimeError, TypeError) as error:
+        return error.__traceback__
+    return None
