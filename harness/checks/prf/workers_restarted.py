@@ -2,8 +2,8 @@
 
 What it does
     Takes, of each complete pass over a loader with workers, the time in `iter(loader)`, the wait for the first batch beyond what a worker needs
-    for one, and the time in which the workers are ended. Three tenths of the training time and more, over five passes and a second, are a
-    warning.
+    for one, and the time in which the workers are ended. Three tenths of the training time and more, over five passes and a second, are
+    advice; two fifths, over ten passes and 1.5 seconds, a warning.
 
 Why it is bad
     Without `persistent_workers=True` every `for batch in loader` forks (or spawns) all workers, and ends them. Where an epoch has few batches
@@ -30,6 +30,7 @@ from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run, number, where_of
 
 MIN_PASSES, MIN_S, MIN_SHARE = 5, 1.0, 0.3
+STRONG = (10, 1.5, 0.4)  # passes, seconds, share: a script that is tried out for a few short epochs is no reason to fail it
 
 
 @dataclass
@@ -64,10 +65,12 @@ class WorkersRestarted(Check):
         if not found:
             return
         share, rank, wall_s, worst = max(found, key=lambda one: one[0])
+        strong = worst.passes >= STRONG[0] and worst.took_s >= STRONG[1] and share >= STRONG[2]
         yield self.finding(
             f"{min(share, 1.0):.0%} of the time goes into starting and ending {worst.workers} loader workers in each of {worst.passes} short epochs",
             where=worst.where,
             ranks=sorted({one[1] for one in found}),
+            severity=None if strong else Severity.ADVICE,
             notes=[
                 f"rank {rank}: {worst.took_s:.1f} of {wall_s:.1f} s, {worst.took_s / worst.passes:.2f} s a pass of "
                 f"{worst.batches / worst.passes:.0f} batches"

@@ -272,6 +272,7 @@ def test_loader_workers_are_started_in_every_epoch() -> None:
     (found,) = findings(WorkersRestarted, epochs())
     assert (found.code, found.severity, found.where and found.where.line) == ("PRF111", Severity.WARNING, 44)
     assert "2 loader workers in each of 12 short epochs" in found.message
+    assert [f.severity for f in findings(WorkersRestarted, epochs(num=6, wall_s=4.0))] == [Severity.ADVICE]  # tried out for a few epochs
 
 
 @pytest.mark.parametrize(
