@@ -19,8 +19,8 @@ Right
 Known limits
     Only the first four loads of a statement are looked at, and models that have at least three tensors of the file, half of their own. An
     error where the script reads the model's state into a dict after the load, or restores the optimizer from the same file; else advice: it
-    may want other things of the file (a mask, an anchor). Silent where weights are put in by other means, and where several such files are
-    read (an average).
+    may want other things of the file (a mask, an anchor). Silent where weights are put in by other means, where several such files are read
+    (an average), and, unless the optimizer is restored, where the model is made after the load.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class LoadedIntoNothing(Check):
         if not found or len(paths) > 1 or any(load.rank not in found for load in loads if load.path in paths):
             return
         one = next(iter(found.values()))
+        if not (one.untouched or one.resumed):
+            return  # weights may have been put in by arithmetic: an average, a mask
         filled = one.read is not None and one.untouched
         certain = filled or one.resumed
         yield self.finding(
