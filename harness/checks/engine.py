@@ -16,7 +16,7 @@ from harness.model import Finding, Outcome, OutcomeKind, Severity
 from harness.record import Run
 
 # What reading a value of a shape that no sensor writes leads to. The recording is the likelier culprit (it may be forged, or of another version), so
-# the check is inconclusive, and LAU125 tells it as damage: the run is not sane. Anything else that a check raises is a crash.
+# the check is inconclusive, and LAU125 names it as advice: it may as well be our own bug. Anything else that a check raises is a crash.
 UNREADABLE = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError)
 
 

@@ -2,7 +2,7 @@
 
 What it does
     Counts the lines of a recording that are no events, the step rows that are missing against the process's own last count, and the checks
-    that stumbled over a value of another shape than the probe writes. A torn last line is legal: a killed rank leaves one. A run folder that
+    that stumbled over a value of another shape than the probe writes (advice). A torn last line is legal: a killed rank leaves one. A run folder that
     is deleted in mid-run ends the run, and is told here.
 
 Why it is bad
@@ -55,7 +55,8 @@ class RecordingDamaged(Check):
         elif run.unreadable:
             num = len(run.unreadable)
             yield self.finding(
-                f"the recording holds values that {num} check{'s' if num > 1 else ''} cannot read: it was edited, or made by another version",
+                f"{num} check{'s' if num > 1 else ''} could not read a value of the recording, and judged nothing",
                 notes=run.unreadable[:8],
-                help="run again and judge what that run records; if it happens there too, please report it as a bug of harness",
+                help="a bug of harness if a run of this version left it: please report it; else the recording was edited, or made by another version",
+                severity=Severity.ADVICE,  # a script is not to blame for what we stumble over; the checks are listed as inconclusive
             )

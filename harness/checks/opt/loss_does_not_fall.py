@@ -83,7 +83,7 @@ class LossDoesNotFall(Check):
 
     def _change(self, first: float, last: float, error: float) -> str:
         """In percent of where it began, or in its own unit where that is next to nothing."""
-        if abs(first) < SMALL * max(abs(last), error):
+        if abs(first) <= SMALL * max(abs(last), error):
             return f"{last - first:+.3g} +- {error:.2g}"
         return f"{(last - first) / abs(first):+.1%} +- {error / abs(first):.1%}"
 
