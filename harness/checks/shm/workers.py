@@ -155,7 +155,8 @@ class Team:
     def took_results(self) -> bool:
         """The parent trained, or put some state into a model, since: results came back another way."""
         kinds = ("load_state", "load", "load_optimizer")
-        loaded = any(e.t_ns > self.began_ns and not (kind == "load" and e["error"]) for kind in kinds for e in self.parent.of(kind))
+        # a load before the last start may be a copy that is being made for the next worker; the last worker's results come after it
+        loaded = any(e.t_ns > self.workers[-1].started.t_ns and not (kind == "load" and e["error"]) for kind in kinds for e in self.parent.of(kind))
         return loaded or any(row.t_ns > self.began_ns for row in self.parent.all_rows())
 
 

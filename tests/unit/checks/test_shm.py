@@ -359,6 +359,10 @@ def test_a_copy_is_given_instead_of_the_shared_model() -> None:
     made = where(43)
     found = findings(SharedModelNeverUpdated, team(models=[model(outside=made)]))
     assert [(f.code, f.where and f.where.line) for f in found] == [("SHM105", 43)]
+    between = team(models=[model(outside=made)])
+    began = between.ranks[0].of("process_start")[0].t_ns  # type: ignore[union-attr]
+    by_state = team(models=[model(outside=made)], after=(event("load_state", t=began),))  # the copy is made by load_state_dict
+    assert [f.code for f in findings(SharedModelNeverUpdated, by_state)] == ["SHM105"]
     assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], use=False)) == []  # trials on copies
     assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], changed=True)) == []
     assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], after=(event("load_state", t=10**12),))) == []
