@@ -33,7 +33,7 @@ def failure(kind: str, message: str, line: int = 10, **fields: object) -> Event:
 
 def ended(of: Run, *codes: tuple[int, bool]) -> Run:
     """Exit codes, and whether we ended the rank."""
-    exits = tuple(RankExit(rank, 1000 + rank, code, 2_000_000_000, by_us) for rank, (code, by_us) in enumerate(codes))
+    exits = tuple(RankExit(rank, 1000 + rank, code, 1 << 60, by_us) for rank, (code, by_us) in enumerate(codes))
     of.ending = replace(of.ending, exits=exits)
     return of
 
