@@ -29,6 +29,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files
 from harness.checks.dat import together
 from harness.checks.evl import evaluations
+from harness.checks.syn import replicas
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Run, number
 
@@ -46,7 +47,7 @@ class RanksLoadDifferentWeights(Check):
             raise NotApplicable("no model is loaded on every rank")
         for group in loads:
             parted = len({e["weights"] for e in group}) > 1 and len({e["had"] for e in group}) == 1
-            if parted and all(e["weights"] and e["had"] for e in group) and not _made_equal(run, group):
+            if parted and all(e["weights"] and e["had"] for e in group) and not _made_equal(run, group) and not _parted_before(run, group):
                 yield self._found(run, group)
                 return
 
@@ -80,6 +81,12 @@ def _aligned(run: Run) -> list[list[Event]]:
                 nth = counts[key] = counts.get(key, -1) + 1
                 tables.setdefault((*key, nth), []).append(event)
     return [group for group in tables.values() if len(group) == len(run.present) == run.world_size > 1]
+
+
+def _parted_before(run: Run, group: Sequence[Event]) -> bool:
+    """The replicas had parted in training: what is loaded into a fresh model differs because of that."""
+    partings = replicas.of(run).partings.values()
+    return any(p.param_step is not None and p.param_step < group[0].step for p in partings)
 
 
 def _made_equal(run: Run, group: Sequence[Event]) -> bool:

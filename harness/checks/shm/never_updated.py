@@ -44,13 +44,10 @@ class SharedModelNeverUpdated(Check):
             raise NotApplicable("no process of the script's own trains")
         if not any(m.shared for t in teams for w in t.workers for m in w.models):
             raise NotApplicable("no model is shared with other processes")
-        told: set[tuple[str, int]] = set()
-        for one in workers.untouched(run):
+        for one in sorted(workers.untouched(run), key=lambda one: one.model.outside):
             where = one.model.copied or _step_site(one) or one.workers[0].where
-            place = (where.file, where.line) if where else ("", 0)
-            if not one.model.shared or place in told or (one.model.outside and not one.used):
+            if not one.model.shared or (one.model.outside and not one.used):
                 continue
-            told.add(place)
             steps = sum(w.steps for w in one.workers)
             yield self.finding(
                 f"the shared `{one.model.kind}` never changes: "
@@ -62,6 +59,7 @@ class SharedModelNeverUpdated(Check):
                 "(`p.add_(...)`, not `p.data = ...`)",
                 evidence={"workers": len(one.workers), "steps": steps},
             )
+            return  # a private copy beside the shared model shows the same mistake once more
 
 
 def _step_site(one: workers.Untouched) -> Where | None:
