@@ -93,6 +93,10 @@ def _switch(run: Run, step: int) -> tuple[int, Event] | None:
 
 
 def _measures_nothing(run: Run, rank: int, switch: Event) -> bool:
-    """No evaluation of the rank ends between this eval() and the step that follows, though it has some elsewhere."""
+    """No evaluation of the rank ends between this eval() and the step that follows, though it has some elsewhere; and it is no way of leaving one:
+    a context manager that restores the mode it has just set calls eval() behind its evaluation, with no train() between."""
     told = evaluations.by_rank(run)[rank]
-    return bool(told) and not any(e.step == switch.step and e.ended_ns > switch.t_ns for e in told)
+    here = [e.ended_ns for e in told if e.step == switch.step]
+    recording = run.ranks[rank]
+    trained = [e.t_ns for e in (recording.of("mode") if recording is not None else []) if e["training"] and e.t_ns < switch.t_ns]
+    return bool(told) and all(ended < switch.t_ns and any(t > ended for t in trained) for ended in here)
