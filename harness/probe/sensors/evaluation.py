@@ -82,7 +82,7 @@ def _after_train(result: Any, module: Any, mode: Any = True, *args: Any, **kwarg
 def _called_by_user() -> bool:
     """Whether the user's code called train() or eval() itself, not torch going down into the children."""
     frame: Any = sys._getframe(3)
-    for _ in range(5):  # guarded, wrappers of several sensors, eval(), DDP.train()
+    for _ in range(12):  # guarded, wrappers of several sensors, eval(), DDP.train()
         if frame is None:
             return False
         if sites.is_user_code(frame.f_code):

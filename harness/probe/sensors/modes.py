@@ -35,11 +35,13 @@ def _immediate_user_call() -> bool:
     import sys
 
     frame: Any = sys._getframe(3)
-    for _ in range(4):  # guarded, wrapper, perhaps eval() or DDP.train()
+    for _ in range(12):  # guarded, wrappers of several sensors, perhaps eval() or DDP.train()
         if frame is None:
             return False
         if sites.is_user_code(frame.f_code):
             return True
+        if frame.f_code.co_name == "<listcomp>" or (frame.f_code.co_name == "train" and frame.f_code.co_filename.endswith("/torch/nn/modules/module.py")):
+            return False
         frame = frame.f_back
     return False
 
