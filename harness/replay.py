@@ -205,8 +205,8 @@ def all_told(folder: Folder) -> bool:
 
 def _told_ending(folder: Folder, alive: bool) -> Ending:
     """How far a run on Slurm is, by its nodes' own words, where no controller wrote it down."""
-    from harness.launch.slurm import job_of
     from harness.launch.slurm_follow import Follower, ending_of
+    from harness.launch.slurm_jobs import job_of
 
     number = attempt.newest(folder.path)
     scheduler = Scheduler(job_of(folder.path), attempt=number)

@@ -209,10 +209,10 @@ def _dry_run(jobs: list[Any], wanted: list[Target]) -> int:
 
 def _add_batches(jobs: list[Any], entries: list[dict[str, Any]]) -> None:
     """The batch script that would be submitted, at the first run of those that share it; `array`: the run's number in it."""
-    from harness.launch import slurm, slurm_layout
+    from harness.launch import slurm_jobs, slurm_layout
 
     places = {id(job.plan): (job, entry) for (job, _), entry in zip(jobs, entries, strict=True)}
-    for plans in slurm.grouped([job.plan for job, _ in jobs if job.plan.slurm is not None and not job.plan.slurm.allocation]):
+    for plans in slurm_jobs.grouped([job.plan for job, _ in jobs if job.plan.slurm is not None and not job.plan.slurm.allocation]):
         job, first = places[id(plans[0])]
         folder = Path(first["command"][-1]).parent
         with_reference = any(places[id(plan)][0].reference is not None for plan in plans)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from harness.commands._output import targets
     from harness.commands._run import follow_run
     from harness.errors import UsageError
-    from harness.launch.slurm import job_of
+    from harness.launch.slurm_jobs import job_of
 
     cwd = Path.cwd()
     wanted = targets(args.format, "attach")

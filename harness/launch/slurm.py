@@ -1,4 +1,4 @@
-"""The Slurm launcher, on the controller's side: submits, follows, stops. Imports neither torch nor submitit.
+"""The Slurm launcher, on the controller's side: follows and stops what slurm_jobs.py submits. Imports neither torch nor submitit.
 
 The verdict rests on what ranks and nodes wrote into the run folder. Slurm is asked for what only it knows: why a job waits, and how it ended.
 Inside an allocation the same tasks run as a job step of it, under the local supervisor.
@@ -7,8 +7,6 @@ Inside an allocation the same tasks run as a job step of it, under the local sup
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,16 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness import attempt, rundir
-from harness.launch import slurm_layout
-from harness.launch.command import LAUNCH_DIR, Command, python_of
+from harness.launch import slurm_jobs, slurm_layout
+from harness.launch.command import Command
 from harness.launch.gang import FOLDER_DELETED
 from harness.launch.slurm_follow import Follower, ending_of
 from harness.launch.slurm_queue import GONE, Inquiry, JobState
 from harness.model import Ending, Plan, Scheduler
 from harness.probe import protocol
 
-JOB_FILE = "job.json"  # in SLURM_DIR: which job carries the run
-SUBMIT_LIMIT_S = 120.0
 LATE_S = 5.0  # what the nodes wrote last may reach a network file system's clients late
 STATE_WAIT_S = 45.0  # for Slurm's own word on a run that failed: a job completes when its last node has
 STEP_END_S = 60.0
@@ -260,76 +256,8 @@ class Rejected:
         """Nothing runs."""
 
 
-# ---- submitting
-
-
-def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:
-    """Plans that can be elements of one array, in the order in which they were given."""
-    groups: dict[tuple[object, ...], list[Plan]] = {}
-    for plan in plans:
-        groups.setdefault(_shape(plan), []).append(plan)
-    return list(groups.values())
-
-
-def _shape(plan: Plan) -> tuple[object, ...]:
-    """What two runs must have in common to be elements of one array."""
-    slurm = slurm_layout.settings_of(plan)
-    wanted = {**slurm_layout.options(plan), "job-name": "", "time": slurm.options.get("time", "")}
-    return slurm.ranks, slurm.gpus, slurm.setup, tuple(sorted(wanted.items())), plan.python
-
-
 def _has_reference(run_dir: Path) -> bool:
     return (run_dir / rundir.REFERENCE_DIR / protocol.PLAN_FILE).is_file()
-
-
-def submit(plans: Sequence[Plan], folders: Sequence[Path], with_reference: bool) -> list[str] | str:
-    """Job ids, one a run (several make an array), or what Slurm said against it. Each run's folder remembers its job."""
-    folder = slurm_layout.submission_dir(folders[0])
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for run_dir in folders:
-        attempt.make(run_dir, 0)
-        attempt.write_note(run_dir / attempt.CONTROL, "")
-        (run_dir / attempt.SLURM_DIR).mkdir(mode=0o700, exist_ok=True)
-    text = slurm_layout.text(plans, folder, with_reference)
-    (folder / "submission.sh").write_text(text, "utf-8")
-    request = {
-        "folder": str(folder),
-        "text": text,
-        "commands": [slurm_layout.node_command(plan, run_dir) for plan, run_dir in zip(plans, folders, strict=True)],
-        "notes": [str(run_dir.absolute() / attempt.SLURM_DIR / JOB_FILE) for run_dir in folders],
-        "unset": [slurm_layout.variable_of(name) for name in slurm_layout.settings_of(plans[0]).explicit],
-    }
-    return _ask_submitit(python_of(plans[0]), request)
-
-
-def _ask_submitit(python: str, request: dict[str, Any]) -> list[str] | str:
-    boot = [python, "-P", str(LAUNCH_DIR / "slurm_submit.py")]
-    env = {**os.environ, "PYTHONUTF8": "1"}
-    try:
-        done = subprocess.run(
-            boot, input=json.dumps(request), env=env, capture_output=True, text=True, encoding="utf-8", errors="replace",
-            timeout=SUBMIT_LIMIT_S, start_new_session=True,
-        )  # fmt: skip
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        return f"no answer within {SUBMIT_LIMIT_S:.0f} s"
-    except OSError as error:
-        return f"submitit could not be run: {error}"
-    except (ValueError, IndexError):
-        return f"submitit could not be run: {done.stderr[-1000:]}"
-    return [str(job) for job in answer["jobs"]] if "jobs" in answer else str(answer["error"])
-
-
-def noted(run_dir: Path) -> tuple[str, str]:
-    """(id, folder of submission) of the job that carries the run in this folder; "" where none was submitted."""
-    path = run_dir / attempt.SLURM_DIR / JOB_FILE
-    raw = rundir.read_json(path) if path.is_file() else {}
-    job_id, folder = (raw.get("job_id"), raw.get("folder", "")) if isinstance(raw, dict) else (None, "")
-    return (job_id, str(folder)) if isinstance(job_id, str) and job_id.replace("_", "").isdecimal() else ("", "")
-
-
-def job_of(run_dir: Path) -> str:
-    return noted(run_dir)[0]
 
 
 class SlurmLauncher:
@@ -345,9 +273,9 @@ class SlurmLauncher:
     def submit(self, runs: Sequence[tuple[Plan, Path]]) -> None:
         """Runs of the same shape become one array: one line in the queue, one decision of the scheduler."""
         folder_of = {id(plan): run_dir for plan, run_dir in runs}
-        for plans in grouped([plan for plan, _ in runs]):
+        for plans in slurm_jobs.grouped([plan for plan, _ in runs]):
             folders = [folder_of[id(plan)] for plan in plans]
-            answer = submit(plans, folders, any(_has_reference(run_dir) for run_dir in folders))
+            answer = slurm_jobs.submit(plans, folders, any(_has_reference(run_dir) for run_dir in folders))
             if isinstance(answer, str):
                 self._rejected.update(dict.fromkeys(folders, answer))
             else:
@@ -361,11 +289,11 @@ class SlurmLauncher:
             return self._follow_reference(plan, run_dir)
         if run_dir in self._rejected:
             return Rejected(self._rejected[run_dir])
-        job_id, folder = noted(run_dir)
+        job_id, folder = slurm_jobs.noted(run_dir)
         if not job_id and slurm_layout.settings_of(plan).allocation:
             return self._step(plan, run_dir)
         if not job_id:
-            answer = submit([plan], [run_dir], _has_reference(run_dir))
+            answer = slurm_jobs.submit([plan], [run_dir], _has_reference(run_dir))
             if isinstance(answer, str):
                 return Rejected(answer)
             job_id = answer[0]
@@ -400,4 +328,4 @@ class SlurmLauncher:
 
 
 
-__all__ = ["LAUNCHER", "SlurmHandle", "SlurmLauncher", "job_of", "submit"]
+__all__ = ["LAUNCHER", "SlurmHandle", "SlurmLauncher"]

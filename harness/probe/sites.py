@@ -55,6 +55,17 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return None
 
 
+def switched_by_user(frame: FrameType | None) -> bool:
+    """Whether the user's code called this train() or eval() itself, not torch going down into the children. Between the two stand the wrappers of
+    every sensor that looks at these calls, Module.eval and DDP.train: how many is nobody's to count."""
+    while frame is not None and not is_user_code(frame.f_code):
+        code = frame.f_code
+        if code.co_name == "<listcomp>" or (code.co_name == "train" and code.co_filename.endswith("/torch/nn/modules/module.py")):
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
 def here(depth: int = 2) -> Site:
     """Call site in the user's code, `depth` frames up or further out. About 0.5 us."""
     frame = user_frame(sys._getframe(depth))

@@ -156,3 +156,17 @@ def test_a_rank_that_shuts_the_probe_out_is_not_sane(project: Path) -> None:
     done, reports = harness(project, "isolated.py", "-n", "2")
     assert done.returncode in (1, 5)
     assert reports[0]["exit_code"] in (1, 5)
+
+
+def test_each_switch_of_the_users_is_seen_once_whatever_stands_around_it(tmp_path: Path) -> None:
+    """By eval() and by train(False), of the wrapper and of the model inside; not torch's own way down into the children. Several sensors wrap both calls."""
+    switches = "model.eval(); model.train(); model.module.eval(); model.module.train(False); model.train()"
+    (tmp_path / "train.py").write_text(script(after_wrap=switches))
+    harness(tmp_path, "train.py", "-n", "2", "--no-reference", CURVE=str(tmp_path / "curve"))
+    recordings = list((tmp_path / ".harness" / "latest" / "rec").glob("*.jsonl"))
+    assert len(recordings) == 2
+    for path in recordings:
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        told = [(e["training"], e["module"]) for e in events if e["k"] == "mode"]
+        net, ddp = "Sequential", "DistributedDataParallel"
+        assert told == [(False, ddp), (True, ddp), (False, net), (False, net), (True, ddp)]

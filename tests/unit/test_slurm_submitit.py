@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.launch import slurm, slurm_submit, slurm_text
+from harness.launch import slurm_jobs, slurm_submit, slurm_text
 
 submitit_slurm = pytest.importorskip("submitit.slurm.slurm")
 
@@ -53,7 +53,7 @@ def test_an_array_has_one_pickle_an_element(cluster: Path) -> None:
 
 
 def test_an_interpreter_that_is_gone_is_told() -> None:
-    assert "/no/such/python" in slurm._ask_submitit("/no/such/python", {})
+    assert "/no/such/python" in slurm_jobs.ask_submitit("/no/such/python", {})
 
 
 def test_what_sbatch_says_against_it_comes_back(cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.launch import slurm, slurm_layout, slurm_options, slurm_text
+from harness.launch import slurm, slurm_jobs, slurm_layout, slurm_options, slurm_text
 from harness.model import Plan, Scenario, Slurm
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -81,7 +81,7 @@ def test_a_bare_script_holds_nothing_of_ours() -> None:
 def test_runs_of_one_shape_share_an_array() -> None:
     other = replace(PLAN, run_id="d", scenario=Scenario("b", "b.py"), timeout_s=9.0)
     wider = replace(PLAN, run_id="e", nproc=4)
-    assert slurm.grouped([PLAN, wider, other]) == [[PLAN, other], [wider]]
+    assert slurm_jobs.grouped([PLAN, wider, other]) == [[PLAN, other], [wider]]
 
 
 @pytest.mark.parametrize("name", ["a\nb", "é ' \" $(x)", "", "x" * 300, "--wrap=rm"])

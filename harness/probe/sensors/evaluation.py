@@ -66,7 +66,7 @@ def finish() -> None:
 
 
 def _after_train(result: Any, module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
-    if not _called_by_user() or S.compiling:
+    if not sites.switched_by_user(sys._getframe(2)) or S.compiling:
         return
     inner = getattr(module, "module", None)
     for one in (module, inner) if inner is not None and hasattr(inner, "forward") else (module,):
@@ -77,20 +77,6 @@ def _after_train(result: Any, module: Any, mode: Any = True, *args: Any, **kwarg
     if not _roots:
         finish()
     _set_hook()
-
-
-def _called_by_user() -> bool:
-    """Whether the user's code called train() or eval() itself, not torch going down into the children."""
-    frame: Any = sys._getframe(3)
-    for _ in range(12):  # guarded, wrappers of several sensors, eval(), DDP.train()
-        if frame is None:
-            return False
-        if sites.is_user_code(frame.f_code):
-            return True
-        if frame.f_code.co_name == "<listcomp>" or (frame.f_code.co_name == "train" and "/torch/nn/modules/" in frame.f_code.co_filename):
-            return False
-        frame = frame.f_back
-    return False
 
 
 def _set_hook() -> None:

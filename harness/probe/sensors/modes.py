@@ -8,6 +8,7 @@ Event "eval_graphs": see graphs.py; forwards of a module in eval mode with gradi
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from .. import names, sites
@@ -23,33 +24,15 @@ at_eval_forward: list[Any] = []  # sensors that look at a module in eval mode th
 
 def _before_train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
     frame_site = sites.here(4)
-    if frame_site[0] and _immediate_user_call():
+    if frame_site[0] and sites.switched_by_user(sys._getframe(2)):
         S.recorder.event(
             "mode", frame_site, training=bool(mode), module=type(module).__name__, against=bool(mode) and _against_its_mode(module)
         )
         _watch_eval(module, bool(mode))
 
 
-def _immediate_user_call() -> bool:
-    """Whether the user's code called train()/eval() itself, not torch recursing into children."""
-    import sys
-
-    frame: Any = sys._getframe(3)
-    for _ in range(12):  # guarded, wrappers of several sensors, perhaps eval() or DDP.train()
-        if frame is None:
-            return False
-        if sites.is_user_code(frame.f_code):
-            return True
-        if frame.f_code.co_name == "<listcomp>" or (frame.f_code.co_name == "train" and frame.f_code.co_filename.endswith("/torch/nn/modules/module.py")):
-            return False
-        frame = frame.f_back
-    return False
-
-
 def _against_its_mode(module: Any) -> bool:
     """Whether an override of train() that was given False passes True on for the whole module; looked at where the user's code switches."""
-    import sys
-
     frame: Any = sys._getframe(4)
     for _ in range(6):
         if frame is None:
