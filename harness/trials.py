@@ -133,8 +133,7 @@ def _side_by_side(lanes: list[Session], trials: list[Trial], keep: Path | None) 
 
 
 def _run_one(session: Session, trial: Trial, keep: Path | None) -> Tried:
-    parent = keep if keep is not None else None
-    folder = Path(tempfile.mkdtemp(prefix="trial_", dir=parent)).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="trial_", dir=keep)).resolve()
     begun = time.monotonic()
     try:
         (folder / SCRIPT).write_text(trial.source, encoding="utf-8")

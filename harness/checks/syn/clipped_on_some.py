@@ -51,7 +51,7 @@ class ClippedOnSomeRanks(Check):
         if where is None:
             return
         yield self.finding(
-            f"only {blame.plural(list(some))} of {run.world_size} clips its gradients: from step {index} on they differ between ranks",
+            f"the gradients are clipped on {blame.plural(list(some))} of {run.world_size} only: from step {index} on they differ between ranks",
             where=where,
             ranks=some,
             notes=[f"{len(wrong)} steps at which these ranks clipped, the others did not, and the gradients differ"],
