@@ -17,7 +17,9 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the built wheel and nothing else of the project."""
     wheels, target = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("target")
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)], check=True, capture_output=True)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(ROOT)], check=True, capture_output=True
+    )
     (wheel,) = wheels.glob("harness-*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(target), str(wheel)], check=True, capture_output=True)
     return target
@@ -25,7 +27,9 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def from_wheel(unpacked: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(unpacked)}
-    return subprocess.run([sys.executable, "-m", "harness", *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=170, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *arguments], cwd=cwd, env=env, capture_output=True, text=True, timeout=170, check=False
+    )
 
 
 def test_the_scenarios_are_inside(unpacked: Path, tmp_path: Path) -> None:
@@ -39,4 +43,6 @@ def test_a_scenario_runs_from_another_folder(unpacked: Path, tmp_path: Path) -> 
     done = from_wheel(unpacked, tmp_path, "run", "collectives", "--no-reference")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "verdict     sane" in done.stdout
-    assert str(unpacked / "harness") in (tmp_path / ".harness" / "latest" / "plan.json").read_text()  # it ran the wheel's probe, not the tree's
+    assert (
+        str(unpacked / "harness") in (tmp_path / ".harness" / "latest" / "plan.json").read_text()
+    )  # it ran the wheel's probe, not the tree's

@@ -156,7 +156,9 @@ def renamed(load: StateLoad) -> dict[str, str]:
 
 def entry(load: StateLoad) -> str:
     """The entry of the file in which the missing names lie, where the dict around it was given: "model" for `{"model": ..., "epoch": 3}`."""
-    before = [e for e in load.recording.of("load") if e["done"] and not e["error"] and e.t_ns <= load.event.t_ns and e.step == load.event.step]
+    before = [
+        e for e in load.recording.of("load") if e["done"] and not e["error"] and e.t_ns <= load.event.t_ns and e.step == load.event.step
+    ]
     if not before or not load.missing or load.matched:
         return ""
     outer: dict[str, int] = {}

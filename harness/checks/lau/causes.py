@@ -6,11 +6,14 @@ import posixpath
 import re
 from dataclasses import dataclass
 
-from harness.checks.lau import blame
+from harness.checks.lau import blame, known
 from harness.model import Where
-from harness.record import Run, where_of
+from harness.probe import protocol
+from harness.record import Recording, Run, where_of
 
 EXISTS = re.compile(r"File exists: '([^']+)'")
+NO_GROUP = re.compile(r"[Dd]efault process group has not been initialized")
+TWICE = re.compile(r"initialize the default process group twice")
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,49 @@ class Cause:
     note: str
     help: str
     where: Where | None = None  # where the mistake is, if not where it was raised
+
+
+def of(run: Run, fall: blame.Fall) -> Cause | None:
+    """The cause of a fall, as far as it is known: what the recording shows goes before what the text means."""
+    return left_behind(fall) or made_by_another(run, fall) or group_gone(run, fall) or joined_twice(run, fall) or meaning(fall)
+
+
+def meaning(fall: blame.Fall) -> Cause | None:
+    """What torch's text means, where it is one of the well known."""
+    row = known.meaning(f"{fall.event['type']}: {fall.event['message']}") if fall.event is not None else None
+    return Cause(row.means, row.help) if row is not None else None
+
+
+def _process(run: Run, fall: blame.Fall) -> Recording | None:
+    return next((process for process in run.processes if any(e is fall.event for e in process.of(protocol.FAILURE))), None)
+
+
+def group_gone(run: Run, fall: blame.Fall) -> Cause | None:
+    """A collective without a process group: destroyed before, or never made by this process."""
+    process = _process(run, fall) if fall.event is not None and NO_GROUP.search(str(fall.event["message"])) else None
+    if process is None:
+        return None
+    destroyed = [e for e in process.of("pg_destroy") if e.t_ns <= fall.t_ns]
+    if destroyed:
+        raised = f"; line {fall.where.line} still needs it" if fall.where is not None else ""
+        return Cause(
+            f"this process had destroyed the process group before{raised}",
+            "call destroy_process_group() last, after every collective, at the end of the script",
+            destroyed[-1].where,
+        )
+    return Cause(
+        "this process has never called init_process_group()",
+        "call it first in each process; what also runs without torchrun asks `dist.is_initialized()` before a collective",
+    )
+
+
+def joined_twice(run: Run, fall: blame.Fall) -> Cause | None:
+    process = _process(run, fall) if fall.event is not None and TWICE.search(str(fall.event["message"])) else None
+    first = next((e for e in process.of("pg") if e["done"]), None) if process is not None else None
+    if first is None:
+        return None
+    at = f" at {first.where.place}" if first.where is not None else ""
+    return Cause(f"this process had joined the process group before{at}", "keep one of the two calls, or ask `dist.is_initialized()` first")
 
 
 def left_behind(fall: blame.Fall) -> Cause | None:

@@ -15,9 +15,11 @@ Right
     fix the line that the finding names, not the one in the launcher's summary
 
 Known limits
-    Two causes are named beside the exception: a folder that another rank of the job had made a moment before (`exist_ok=True`), and a tensor
-    that a module keeps as a plain attribute, which `.to()` neither moves nor casts (`register_buffer`); there the finding stands where the
-    attribute is set. A rank that ends by `os._exit` without an exception tells no line. Clocks of several nodes may differ by some milliseconds.
+    Some causes are named beside the exception: a folder that another rank of the job had made a moment before (`exist_ok=True`), a tensor
+    that a module keeps as a plain attribute, which `.to()` neither moves nor casts (`register_buffer`), a process group that was destroyed
+    too early; there the finding stands where that was done. What the best known texts of torch mean in a distributed script is told with
+    them: it follows from the text alone, and the line stays the one that raised. A rank that ends by `os._exit` without an exception tells
+    no line. Clocks of several nodes may differ by some milliseconds.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class RankFailed(Check):
         notes = blame.others(run, fall)
         if fall.victim:
             notes.append("every failure says that a peer went away: which rank left first is not in the recording")
-        cause = causes.left_behind(fall) or causes.made_by_another(run, fall)
+        cause = causes.of(run, fall)
         yield self.finding(
             f"rank {fall.rank} failed with {fall.headline}" if fall.event is not None else self._by_code(run, fall),
             where=(cause.where if cause is not None else None) or fall.where or self._exit_site(run, fall),

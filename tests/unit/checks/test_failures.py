@@ -155,3 +155,41 @@ def test_a_rank_that_stands_in_its_own_code_does_not_make_a_lone_collective() ->
 
 def test_the_ending_of_this_house_has_harmless_defaults() -> None:
     assert Ending().oom_kills == 0 and Ending().launcher_error == ""
+
+
+# ---- causes beside the exception
+
+
+def fell(message: str, *before: Any, kind: str = "ValueError") -> Any:
+    made = run([recording([*before, event("failure", line=40, type=kind, message=message)])], exits=(1,))
+    _, found = judge(made, select=("LAU101",))
+    assert codes(found) == ["LAU101"]
+    return found[0]
+
+
+NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
+
+
+def test_a_group_that_is_gone_is_the_line_that_destroyed_it() -> None:
+    found = fell(NO_GROUP, event("pg", done=True, asked={}, line=5), event("pg_destroy", line=31))
+    assert found.where.line == 31 and "line 40 still needs it" in found.notes[0] and "last" in found.help
+
+
+def test_a_group_that_never_was_stays_at_the_line_that_raised() -> None:
+    found = fell(NO_GROUP)
+    assert found.where.line == 40 and "never called init_process_group" in found.notes[0]
+
+
+def test_joining_twice_names_the_first_time() -> None:
+    found = fell("trying to initialize the default process group twice!", event("pg", done=True, asked={}, line=5))
+    assert found.where.line == 40 and "train.py:5" in found.notes[0]
+
+
+def test_what_torch_says_is_told_in_the_words_of_the_script() -> None:
+    found = fell("'DistributedDataParallel' object has no attribute 'encode'", kind="AttributeError")
+    assert "model.module" in found.help and found.notes[0].startswith("the wrapper is not the model")
+
+
+def test_an_exception_of_the_users_own_is_not_explained_away() -> None:
+    found = fell("'image'", kind="KeyError")
+    assert not found.notes and found.help.startswith("fix this line")
