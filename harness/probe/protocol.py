@@ -23,7 +23,9 @@ ENV_RUN_DIR = "_HARNESS_RUN_DIR"  # absolute path of the run folder
 ENV_RUN_ID = "_HARNESS_RUN_ID"  # marks every process of the run as ours
 ENV_PROBE_DIR = "_HARNESS_PROBE_DIR"  # absolute path of harness/probe
 ENV_SHADOWED = "_HARNESS_SITECUSTOMIZE"  # "1" while our sitecustomize chains the one it shadows
-ENV_NODE = "_HARNESS_NODE"  # which supervisor of a job owns this process: the first part of its recording's stem; unset: torchrun's GROUP_RANK
+ENV_NODE = (
+    "_HARNESS_NODE"  # which supervisor of a job owns this process: the first part of its recording's stem; unset: torchrun's GROUP_RANK
+)
 ENV_ATTEMPT = "_HARNESS_ATTEMPT"  # how often Slurm had requeued the job before
 ENV_INTERFACE = "_HARNESS_INTERFACE"  # what gloo uses where the script names none
 ENV_EXPECT = "_HARNESS_EXPECT"  # JSON: {"nproc": .., "nodes": .., "script": ..}: what the launcher was asked for
@@ -35,7 +37,7 @@ REPORT_FILE = "report.json"
 SUPERVISOR_FILE = "supervisor.jsonl"  # the supervisor's own events: started, exit, sweep, ...
 STACKS_REQUEST = "stacks.request"  # its content is a request number; a rank answers with a "stacks" event bearing it
 
-ROWS_MAGIC = b"HNSROW\x01\n"
+ROWS_MAGIC = b"HNSROW\x02\n"
 PARAMS_MAGIC = b"HNSPAR\x01\n"
 
 # ---- step rows --------------------------------------------------------------------------------------------------------------
@@ -82,6 +84,7 @@ _NUMBERS = (
     ("step_s", "f"),  # of it: inside optimizer.step()
     ("probe_s", "f"),  # of it: spent by the probe
     ("queue_s", "f"),  # of it: runnable, but waiting for a core (the kernel's run queue); 0 where the kernel does not say
+    ("self_queue_s", "f"),  # of queue_s: in self_s
     ("rss_bytes", "Q"),
     ("cuda_alloc_bytes", "Q"),
     ("cuda_reserved_bytes", "Q"),
@@ -147,6 +150,7 @@ class Row(NamedTuple):
     step_s: float
     probe_s: float
     queue_s: float
+    self_queue_s: float
     rss_bytes: int
     cuda_alloc_bytes: int
     cuda_reserved_bytes: int
@@ -201,7 +205,16 @@ END = "end"  # how: "exit" | "exception" | "os._exit"; code; steps; probe_s
 PROBE_ERROR = "probe_error"  # where, error: something of the probe failed, and what it looks at is not in the recording
 FAILURE = "failure"  # type, message, frames [site...], thread, phase, cause
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, compile and FSDP put in front of a parameter's name
-PYTHON_RNG = ("random", "uniform", "gauss", "randint", "randrange", "choice", "normalvariate", "triangular")  # of `random`, where the draws are noted
+PYTHON_RNG = (
+    "random",
+    "uniform",
+    "gauss",
+    "randint",
+    "randrange",
+    "choice",
+    "normalvariate",
+    "triangular",
+)  # of `random`, where the draws are noted
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})  # "op" of a "coll" event that needs no third rank
 PROCESS_GROUP = "pg"  # rank, world_size, backend, init_method, site, done: bool (event before the call and after it)
 PARAMS = "params"  # opt, names, numels, shapes, dtypes, devices, ddp: [bool], wrapped: index of the wrap event or -1

@@ -30,6 +30,7 @@ class SinceStep:
     grad_norm = float("nan")
     scale = 0.0
     queue = 0.0  # run queue seconds of the process when the last step ended
+    self_queue = 0.0  # of the step's own work: seconds of it in the run queue
     zeroed = False
     last_no_sync = False
     eval_backward = False

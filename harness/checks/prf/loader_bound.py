@@ -1,9 +1,9 @@
 """PRF103 loader-bound: training waits for its data.
 
 What it does
-    Takes the share of each step that was spent waiting for the data loader. More than half over at least 20 steps and 2 seconds is
-    advice; more than 70 % over at least 50 steps and 10 seconds a warning. So are batches that take 30 ms, and samples that take half a
-    millisecond, where most of the time goes there.
+    Takes the share of each step that was spent waiting for the data loader, without the time in which a rank waited for a core. More
+    than half over at least 20 steps and 2 seconds is advice; more than 70 % over at least 50 steps and 10 seconds a warning. So are
+    batches that take 30 ms, and samples that take half a millisecond, where most of the time goes there.
 
 Why it is bad
     The processor or GPU stands still for most of the time that is paid for.
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.prf import pace
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Recording, Run
 
 WEAK, STRONG = (0.5, 20, 2.0), (0.7, 50, 10.0)  # share, steps, seconds
 SLOW = (0.6, 2.0, 0.03)  # share, seconds, seconds a step: a batch that takes this long is no toy
@@ -44,8 +44,7 @@ class LoaderBound(Check):
             raise NotApplicable("no rank trains from a torch DataLoader")
         shares = []
         for rank, recording in trained:
-            wall = pace.column(recording, "wall_s")
-            data = [max(0.0, d - q) for d, q in zip(pace.column(recording, "data_s"), pace.column(recording, "queue_s"), strict=True)]
+            wall, data = _without_queue(recording)
             if len(wall) >= WEAK[1] and sum(wall) >= WEAK[2]:
                 shares.append((sum(data) / sum(wall), len(wall), sum(wall), rank, recording, sum(pace.column(recording, "num_samples"))))
         if not shares:
@@ -68,3 +67,16 @@ class LoaderBound(Check):
             notes=[f"rank {rank}: {share * seconds:.1f} of {seconds:.1f} s over {steps} steps, num_workers={workers}"],
             help="raise num_workers (with persistent_workers=True), cache what is decoded, or make the dataset cheaper",
         )
+
+
+def _without_queue(recording: Recording) -> tuple[list[float], list[float]]:
+    """Seconds of each step, and of it at least in the data loader, without what the rank waited for a core: that is the host's doing."""
+    wall_s, queue_s = pace.column(recording, "wall_s"), pace.column(recording, "queue_s")
+    data_s, self_s, before_s = (pace.column(recording, name) for name in ("data_s", "self_s", "self_queue_s"))
+    wall = [max(0.0, w - q) for w, q in zip(wall_s, queue_s, strict=True)]
+    data = []
+    for waited, own, before, queue in zip(data_s, self_s, before_s, queue_s, strict=True):
+        data.append(
+            max(0.0, waited - (before if waited <= own else queue))
+        )  # further batches of an accumulated step come after its first backward
+    return wall, data

@@ -2,9 +2,10 @@
 
 What it does
     Compares the time that each rank spends on its own work, from the end of a step to its first collective or backward. 1.3 times the
-    median of the others and 5 ms more (steps in which a rank waited for a core are left out), in 80 % of the steps and beyond twice the
-    uncertainty of the median difference, is a warning (2 times on a host whose load is above its cores). Time in backward is not
-    compared: the all-reduce makes it equal.
+    median of the others and 5 ms more, in 80 % of the steps and beyond twice the uncertainty of the median difference, is a warning
+    (2 times on a host whose load is above its cores). What a rank waited for a core is taken from its own time; where it is not known in
+    which part of a step it waited, from the suspect's only, so that a crowded host can hide a straggler but not make one. Time in backward
+    is not compared: the all-reduce makes it equal.
 
 Why it is bad
     Every step takes as long as the slowest rank's. The others' time shows up as communication, so the network gets the blame.
@@ -31,9 +32,9 @@ from harness.model import Finding, Severity, Where
 from harness.record import Recording, Run, where_of
 
 MIN_STEPS = 20
-CALM_S = 0.002  # of waiting for a core in a step that counts
+CALM_S = 0.002  # of waiting for a core in an unknown part of a step
 RATIO, MORE_S, MOST = 1.3, 0.005, 0.8
-BUSY_RATIO, BUSY_MOST = 2.0, 0.8  # on a host that has other work to do
+BUSY_RATIO = 2.0  # on a host that has other work to do
 
 
 class Straggler(Check):
@@ -45,20 +46,22 @@ class Straggler(Check):
         trained = {rank: r for rank, r in enumerate(run.ranks) if r is not None and r.num_rows}
         if len(trained) < 2:
             raise NotApplicable("fewer than two ranks took steps")
-        own = _calm(trained)
-        length = min(len(values) for values in own.values())
+        own = {rank: _own(r) for rank, r in trained.items()}
+        most_s = {rank: [most for most, _ in values] for rank, values in own.items()}
+        length = min(len(values) for values in most_s.values())
         if length < MIN_STEPS:
-            raise Inconclusive(f"needs {MIN_STEPS} steps in which no rank waits for a core, after the first {pace.WARM_UP_STEPS}")
+            raise Inconclusive(f"needs {MIN_STEPS} steps after the first {pace.WARM_UP_STEPS}")
         pace.require_cores(run)
         busy = pace.busy(run)
-        ratio, most = (BUSY_RATIO, BUSY_MOST) if busy else (RATIO, MOST)
-        in_order = [sorted(values) for values in zip(*own.values(), strict=True)]
-        for rank, values in own.items():
-            rest = [pace.median_without(value, ordered) for value, ordered in zip(values, in_order, strict=True)]
-            slow = sum(values[i] >= ratio * rest[i] and values[i] - rest[i] >= MORE_S for i in range(length))
-            if slow < most * length:
+        ratio = BUSY_RATIO if busy else RATIO
+        in_order = [sorted(values) for values in zip(*most_s.values(), strict=False)]
+        for rank, most in most_s.items():
+            least = [least for _, least in own[rank]]
+            rest = [pace.median_without(value, ordered) for value, ordered in zip(most, in_order, strict=False)]
+            slow = sum(least[i] >= ratio * rest[i] and least[i] - rest[i] >= MORE_S for i in range(length))
+            if slow < MOST * length:
                 continue
-            more, error = pace.paired([values[i] - rest[i] for i in range(length)])
+            more, error = pace.paired([least[i] - rest[i] for i in range(length)])
             others = pace.median(rest)
             if more - 2 * error >= max(MORE_S, (ratio - 1) * others):
                 yield self.finding(
@@ -66,31 +69,29 @@ class Straggler(Check):
                     where=_slow_line(rank, trained),
                     ranks=[rank],
                     notes=[
-                        f"{pace.median(values) * 1e3:.0f} ms against {others * 1e3:.0f} ms, slower in {slow} of {length} steps",
+                        f"{pace.median(least) * 1e3:.0f} ms against {others * 1e3:.0f} ms, slower in {slow} of {length} steps",
                         f"difference {more * 1e3:.1f} +- {error * 1e3:.1f} ms a step",
                     ],
                     help="look at what only this rank does in every step: logging, statistics, a slower disk, a larger share of data",
                 )
                 return
+        calm = sum(all(values[i][0] - values[i][1] < CALM_S for values in own.values()) for i in range(length))
+        if calm < MIN_STEPS:
+            raise Inconclusive(f"needs {MIN_STEPS} steps in which no rank waits for a core, {calm} of {length} are such")
         if busy:
             raise Inconclusive(f"the host has other work: load {busy:.1f} on {run.num_cores} cores")
 
 
-def _calm(trained: Mapping[int, Recording]) -> dict[int, list[float]]:
-    """Seconds of each rank's own work, in the steps in which no rank waited for a core: what the run queue took is the host's doing."""
-    own = {rank: _own(r) for rank, r in trained.items()}
-    queues = [pace.column(r, "queue_s") for r in trained.values()]
-    length = min(len(v) for v in own.values())
-    calm = [i for i in range(length) if all(q[i] < CALM_S for q in queues)]
-    return {rank: [values[i] for i in calm] for rank, values in own.items()}
-
-
-def _own(recording: Recording) -> list[float]:
-    """Seconds a step that no other rank can have caused: up to the first collective or backward, and inside the optimizer's step with its
-    hooks, where no collective and no closure's backward lies in there."""
-    names = ("self_s", "step_s", "backward_s", "coll_s", "wall_s")
-    rows = zip(*(pace.column(recording, name) for name in names), strict=True)
-    return [own + (step if coll == 0 and own + step + backward <= 1.05 * wall else 0.0) for own, step, backward, coll, wall in rows]
+def _own(recording: Recording) -> list[tuple[float, float]]:
+    """(most, least) seconds a step that no other rank can have caused: up to the first collective or backward, and inside the optimizer's
+    step with its hooks, where no collective and no closure's backward lies in there. What it waited for a core is left out."""
+    names = ("self_s", "self_queue_s", "queue_s", "step_s", "backward_s", "coll_s", "wall_s")
+    found = []
+    for before, before_queue, queue, step, backward, coll, wall in zip(*(pace.column(recording, n) for n in names), strict=True):
+        own = max(0.0, before - before_queue)
+        step = step if coll == 0 and before + step + backward <= 1.05 * wall else 0.0
+        found.append((own + step, own + max(0.0, step - max(0.0, queue - before_queue))))
+    return found
 
 
 def _slow_line(rank: int, trained: Mapping[int, Recording]) -> Where | None:

@@ -23,7 +23,7 @@ from typing import Any
 from .. import digests, marks, names, roots, sites, sources
 from ..patching import after, quiet, wrap
 from ..state import S, seq
-from . import comm_hooks, ddp, graphs, manual, reached, scales, steps, thrown
+from . import comm_hooks, ddp, graphs, manual, queue, reached, scales, steps, thrown
 
 at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
 at_left: list[Any] = []  # the same after it
@@ -109,7 +109,7 @@ def _enter(loss: Any, site: sites.Site) -> None:
         manual.look()  # a step without an optimizer shows only now
     since = S.since
     if not since.first_sync:
-        since.first_sync = time.perf_counter()
+        queue.at_sync(since)
     if S.light:
         for m in list(marks.table.values()):
             m.zeroed = True  # not looked at

@@ -19,7 +19,7 @@ from typing import Any
 from .. import digests, entries, failures, protocol, sites
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
-from . import gathers
+from . import gathers, queue
 
 OPS = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
@@ -44,7 +44,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     since.joined = since.joined or getattr(tensor, "grad_fn", None) is not None
     since.coll = mix(since.coll, digests.wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
     if not since.first_sync:
-        since.first_sync = time.perf_counter()
+        queue.at_sync(since)
     S.recorder.event(
         "coll",
         site,
@@ -77,7 +77,11 @@ def _is_one_tensor(op: str, args: Any, kwargs: Any) -> bool:
     """Whether the list to be filled holds one tensor several times: `[torch.empty(1)] * world_size`."""
     name, place = FILLED[op]
     filled = kwargs.get(name, args[place] if len(args) > place else None)
-    if not isinstance(filled, (list, tuple)) or len(filled) < 2 or not all(hasattr(t, "data_ptr") and t.device.type != "meta" for t in filled):
+    if (
+        not isinstance(filled, (list, tuple))
+        or len(filled) < 2
+        or not all(hasattr(t, "data_ptr") and t.device.type != "meta" for t in filled)
+    ):
         return False
     addresses = [at for t in filled if (at := digests.address(t))]
     return len(set(addresses)) < len(addresses)
@@ -224,7 +228,9 @@ def _destroy(original: Any) -> Any:
         S.recorder.enter("destroy", sites.here(2))
         group = args[0] if args else kwargs.get("group")
         if group is None or group is S.group:
-            S.group = None  # before the call: the last reference waits for what is still under way, and that wait has to be seen as this call's
+            S.group = (
+                None  # before the call: the last reference waits for what is still under way, and that wait has to be seen as this call's
+            )
         result = original(*args, **kwargs)
         S.recorder.leave()
         return result

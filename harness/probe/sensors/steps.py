@@ -254,7 +254,17 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def write_row(
-    opt: int, flags: int, began: float, *, grad: int = 0, param: int = 0, full: int = 0, none: int = 0, hyper: int = 0, train: int = 0, lr: float
+    opt: int,
+    flags: int,
+    began: float,
+    *,
+    grad: int = 0,
+    param: int = 0,
+    full: int = 0,
+    none: int = 0,
+    hyper: int = 0,
+    train: int = 0,
+    lr: float,
 ) -> None:
     """Close the step: pack what has been summed since the last one."""
     since, step = S.since, S.steps
@@ -277,7 +287,8 @@ def write_row(
             step & 0xFFFFFFFF, opt & 0xFFFF, flags, time.time_ns(), seq(), since.num_coll, since.num_reduce, since.num_backward, since.num_forward,
             since.num_batches, since.num_samples, S.graphs_alive, S.sched_steps, math.nan if loss is None else loss, since.loss_sum, lr, since.scale,
             since.grad_norm, began - since.start, since.data_s, since.coll_s, since.backward_s, max(0.0, first - since.start),
-            max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], waited - since.queue, rss, alloc, reserved,
+            max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], waited - since.queue, since.self_queue,
+            rss, alloc, reserved,
         )  # fmt: skip
         S.recorder.row(packed, step)
     S.steps = S.recorder.steps = step + 1

@@ -96,6 +96,25 @@ def test_a_busy_host_asks_for_more() -> None:
     assert len(findings(Straggler, paced(0.040, events=(load,)))) == 1
 
 
+def crowded(own: tuple[float, float], waited: tuple[float, float], known: bool = True) -> Run:
+    """Two ranks whose own work of a step takes own + waited seconds; `known`: the wait was seen to lie in that part of the step."""
+
+    def rank(r: int) -> Recording:
+        fields = {"self_s": own[r] + (waited[r] if known else 0.0), "self_queue_s": waited[r] if known else 0.0}
+        fields |= {"step_s": 0.0 if known else waited[r]}
+        return recording((), [row(s, queue_s=waited[r], wall_s=0.2, **fields) for s in range(60)], rank=r)
+
+    return cores(run([rank(0), rank(1)]))
+
+
+def test_a_crowded_host_neither_hides_a_straggler_nor_makes_one() -> None:
+    assert [f.ranks for f in findings(Straggler, crowded((0.005, 0.030), (0.060, 0.040)))] == [(1,)]
+    assert findings(Straggler, crowded((0.010, 0.010), (0.002, 0.080))) == []
+    check = Straggler()
+    with pytest.raises(Inconclusive, match="no rank waits for a core, 0 of 57"):
+        list(check.end(crowded((0.010, 0.010), (0.002, 0.080), known=False)))
+
+
 def fed(share: float, steps: int, wall_s: float = 0.2, workers: int = 0) -> Run:
     rows = [row(s, wall_s=wall_s, data_s=share * wall_s) for s in range(steps)]
     return cores(run([recording([event("loader", num_workers=workers, line=20)], rows)]))
@@ -115,6 +134,15 @@ def fed(share: float, steps: int, wall_s: float = 0.2, workers: int = 0) -> Run:
 )
 def test_waiting_for_data(of: Run, severities: list[Severity]) -> None:
     assert [f.severity for f in findings(LoaderBound, of)] == severities
+
+
+def test_waiting_for_a_core_is_not_waiting_for_data() -> None:
+    def fetched(data_s: float, queued: float, before: float) -> Run:
+        rows = [row(s, wall_s=0.2, data_s=data_s, self_s=0.17, queue_s=queued, self_queue_s=before) for s in range(80)]
+        return cores(run([recording([event("loader", num_workers=0, line=20)], rows)]))
+
+    assert findings(LoaderBound, fetched(0.16, 0.15, 0.15)) == []
+    assert len(findings(LoaderBound, fetched(0.16, 0.05, 0.01))) == 1
 
 
 def searching(unused: int, looks: int = 16, static: bool = False) -> Run:
@@ -202,7 +230,9 @@ def test_quick_or_early_loads_are_healthy() -> None:
 MS = 1_000_000
 
 
-def saving(steps: list[int], save_ms: int = 40, step_ms: int = 60, path: str = "/tmp/a.pt", passes: bool = False, num_rows: int = 80) -> Run:
+def saving(
+    steps: list[int], save_ms: int = 40, step_ms: int = 60, path: str = "/tmp/a.pt", passes: bool = False, num_rows: int = 80
+) -> Run:
     """Rank 0 saves before these steps; a step takes `step_ms`, a save `save_ms` of it."""
     events: list[Event] = []
     for s in steps:
@@ -220,7 +250,9 @@ def test_a_checkpoint_in_every_step() -> None:
     assert (found.code, found.severity, found.where and found.where.line, found.ranks) == ("PRF109", Severity.WARNING, 58, (0,))
     assert "40 in steps 1 to 40" in found.message
     assert [f.code for f in findings(SavesEveryStep, saving([s for s in range(1, 60) if s % 20]))] == ["PRF109"]  # nearly all
-    assert [f.severity for f in findings(SavesEveryStep, saving(list(range(1, 41)), passes=True))] == [Severity.ADVICE]  # epochs of one step
+    assert [f.severity for f in findings(SavesEveryStep, saving(list(range(1, 41)), passes=True))] == [
+        Severity.ADVICE
+    ]  # epochs of one step
 
 
 @pytest.mark.parametrize(
@@ -250,14 +282,23 @@ def test_anomaly_detection_left_on() -> None:
     assert [f.severity for f in findings(AnomalyModeLeftOn, with_anomaly(40, 40, "--detect-anomaly"))] == [Severity.ADVICE]
 
 
-@pytest.mark.parametrize("healthy", [with_anomaly(0), with_anomaly(12), with_anomaly(30, 200)], ids=["never", "twelve steps", "at the start"])
+@pytest.mark.parametrize(
+    "healthy", [with_anomaly(0), with_anomaly(12), with_anomaly(30, 200)], ids=["never", "twelve steps", "at the start"]
+)
 def test_anomaly_detection_for_a_look(healthy: Run) -> None:
     assert findings(AnomalyModeLeftOn, healthy) == []
 
 
 # ---- PRF111: loader workers started for every epoch ----
 def epochs(
-    num: int = 12, start_s: float = 0.1, first_s: float = 0.2, rest_s: float = 0.02, end_s: float = 0.05, *, wall_s: float = 6.0, **loader: object
+    num: int = 12,
+    start_s: float = 0.1,
+    first_s: float = 0.2,
+    rest_s: float = 0.02,
+    end_s: float = 0.05,
+    *,
+    wall_s: float = 6.0,
+    **loader: object,
 ) -> Run:
     fields = {"num_workers": 2, "persistent": False, "made": site(44)} | loader
     events: list[Event] = []
@@ -292,10 +333,20 @@ def test_loader_workers_that_cost_little(healthy: Run) -> None:
 
 
 # ---- PRF112: one collective for each parameter ----
-def averaged_by_hand(num: int, each_ms: float = 2.0, step_ms: float = 300.0, numel: int = 256, wait_ms: float = 0.0, *, grad: bool = True, ranks: int = 2) -> Run:
+def averaged_by_hand(
+    num: int, each_ms: float = 2.0, step_ms: float = 300.0, numel: int = 256, wait_ms: float = 0.0, *, grad: bool = True, ranks: int = 2
+) -> Run:
     def rank(r: int) -> Recording:
         events = [
-            event("coll", s=s, t=10**12 + int((s * step_ms + (wait_ms if i else 0) + i * each_ms) * MS), line=34, op="all_reduce", grad=grad, numel=numel)
+            event(
+                "coll",
+                s=s,
+                t=10**12 + int((s * step_ms + (wait_ms if i else 0) + i * each_ms) * MS),
+                line=34,
+                op="all_reduce",
+                grad=grad,
+                numel=numel,
+            )
             for s in range(20)
             for i in range(num)
         ]
