@@ -106,6 +106,14 @@ def test_a_healthy_script_is_sane(verdicts: dict[str, dict[str, Any]], name: str
     assert verdicts[name]["exit_code"] == 0
 
 
+def test_the_compiler_does_not_look_into_the_probe(project: Path, verdicts: dict[str, dict[str, Any]]) -> None:
+    """It would compile our hooks again at each step, and warn about them until its limit of recompiles is reached."""
+    assert verdicts["compiled"]["ranks"]
+    logs = [log.read_text() for log in (project / ".harness").glob("*-compiled/logs/rank*.log")]
+    assert len(logs) == 2
+    assert not any(words in log for log in logs for words in ("recompile_limit", "does not know how to trace", "harness/probe"))
+
+
 def test_the_fault_is_named_at_its_line(verdicts: dict[str, dict[str, Any]]) -> None:
     assert codes(verdicts["faulty"]) == ["DAT101"]
     assert verdicts["faulty"]["findings"][0]["where"]["text"] == "for x, y in loader:"

@@ -15,7 +15,8 @@ from typing import Any
 
 from .. import digests, sites
 from ..arm import at_close
-from ..patching import quiet, traceable
+from ..patching import quiet
+from ..seethrough import traceable
 from ..state import S, mix
 from . import evaluation, steps
 
