@@ -79,7 +79,7 @@ def to_bytes(flat: Any) -> bytes:
 
 
 def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
-    """(digest of all, digest of each as uint32; 0 for a tensor that is None, or neither plain nor sparse)."""
+    """(digest of all, digest of each as uint32; 0 for a tensor that is None, neither plain nor sparse, or without memory)."""
     import torch
 
     each = [0] * len(tensors)
@@ -87,7 +87,11 @@ def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
     with torch.no_grad():
         for i, tensor in enumerate(tensors):
             if tensor is not None and plain(tensor):
-                by_dtype.setdefault((tensor.dtype, tensor.device), []).append((i, sampled(tensor)))
+                try:
+                    view = sampled(tensor)
+                except RuntimeError:  # FSDP has given a gathered parameter's memory back and kept the tensor
+                    continue
+                by_dtype.setdefault((tensor.dtype, tensor.device), []).append((i, view))
             elif tensor is not None and sparse(tensor):
                 each[i] = _of_sparse(tensor)
         for group in by_dtype.values():
