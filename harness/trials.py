@@ -53,6 +53,7 @@ class Tried:
     wall_s: float
     num_steps: int
     folder: str
+    probe_error: str = ""  # the first thing in the probe that failed: a sensor was silent, so the result says less
 
     @property
     def alarms(self) -> list[Finding]:
@@ -145,7 +146,8 @@ def _run_one(session: Session, trial: Trial, keep: Path | None) -> Tried:
         result = session.run_one(job, replay.Judging((), {}, "warning", suppress.comments_in(trial.source)))
         verdict = result.verdict
         steps = max((int(r.get("num_steps") or 0) for r in result.report.get("ranks", ())), default=0)
-        return Tried(trial, verdict.findings, verdict.outcomes, verdict.exit_code, time.monotonic() - begun, steps, str(folder))
+        failed = str((verdict.summary.get("probe") or {}).get("first_error") or "")
+        return Tried(trial, verdict.findings, verdict.outcomes, verdict.exit_code, time.monotonic() - begun, steps, str(folder), failed)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -49,6 +49,7 @@ class Tally:
         ]
         lines += [f"{name}: not checked in the healthy twin: {', '.join(codes)}" for name, codes in self.unchecked.items() if codes]
         lines += [f"{t.trial.name}: the check {o.code} crashed" for t in self.tried for o in t.crashed]
+        lines += [f"{t.trial.name}: the probe failed in {t.probe_error}" for t in self.tried if t.probe_error]
         return lines
 
 
