@@ -1,7 +1,8 @@
 """CKP107 resume-incomplete: a checkpoint holds more than was restored from it, and training goes on.
 
 What it does
-    Compares what a loaded checkpoint holds (model, optimizer, scheduler, scaler) with what was put back before the next step.
+    Compares what a loaded checkpoint holds (model, optimizer, scheduler, scaler) with what was put back before the next step. Also: a file of
+    the script's own that holds the model and a count of epochs or steps, from which training counts on, but no state of the optimizer.
 
 Why it is bad
     Adam starts without moments, the schedule from its warm-up, the scaler from its first guess. The loss jumps at every resume and
@@ -11,6 +12,8 @@ Wrong
     checkpoint = torch.load(path)
     model.load_state_dict(checkpoint["model"])
 
+    torch.save({"model": model.state_dict(), "epoch": epoch}, path)      # where is Adam?
+
 Right
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
@@ -19,8 +22,9 @@ Right
 
 Known limits
     Fine-tuning starts from a checkpoint with a new optimizer on purpose. Where nothing but the model is restored, this is silent unless
-    all of the model was in the file and the script writes files of the same layout; it is advice unless it writes that very file. Epochs
-    that count from 0 again are DAT112's.
+    all of the model was in the file and the script writes files of the same layout; it is advice unless it writes that very file. A file
+    without an optimizer is advice where epochs count from 0 (a warm start), and silent where the optimizer has no state. Epochs that count
+    from 0 again are DAT112's.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.ckp import files
+from harness.checks.ckp import files, goes_on
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, number
@@ -56,7 +60,10 @@ class ResumeIncomplete(Check):
             where = load.begin.where
             place = (where.file, where.line) if where else ("", 0)
             lost, kept = self._lost(run, recording, load)
-            if place not in told and not lost and _bare(run, recording, load):
+            if place not in told and not lost and (left_out := self._left_out(run, recording, load)) is not None:
+                told.add(place)
+                yield left_out
+            elif place not in told and not lost and _bare(run, recording, load):
                 told.add(place)
                 yield self._advice(load, recording)
             elif place not in told and lost:
@@ -64,6 +71,27 @@ class ResumeIncomplete(Check):
                 yield self._finding(run, load, recording, lost, kept, sorted({o.rank for o in loads if o.begin.where == where}))
         if not applied:
             raise NotApplicable("no training continues from a checkpoint")
+
+    def _left_out(self, run: Run, recording: Recording, load: files.Load) -> Finding | None:
+        """Training counts on from the file's number, with an optimizer whose moments are in no file."""
+        if not (_own_layout(run, load) and _whole(recording, load) and goes_on.optimizer_left_out(run, load)):
+            return None
+        made, counted = goes_on.begins_anew(recording, load), goes_on.counted_on(run, recording, load)
+        if made is None or not counted or load.end is None:
+            return None
+        save = next((s.begin.where for s in files.saves(run) if set(s.begin["groups"] or ()) == set(load.groups)), None)
+        line = f"line {load.begin.where.line}" if load.begin.where is not None else "a load"
+        return self.finding(
+            f"{files.name(load.path) or 'the checkpoint'} holds no state of the optimizer: training goes on from its `{counted}` "
+            f"{load.end['numbers'][counted]} with a new {made['kind']}",
+            where=save or load.begin.where,
+            ranks=sorted({o.rank for o in files.loads(run) if o.begin.where == load.begin.where}),
+            notes=[
+                f"the checkpoint holds {', '.join(f'`{k}`' for k in load.groups)}",
+                f"{line} resumes from it; {files.steps_after(recording, load.begin)} steps follow",
+            ],
+            help="save `optimizer.state_dict()` (and the scheduler's) beside the model, and restore it",
+        )
 
     def _advice(self, load: files.Load, recording: Recording) -> Finding:
         return self.finding(
@@ -148,8 +176,7 @@ def _bare(run: Run, recording: Recording, load: files.Load) -> bool:
     roles = set(load.groups.values())
     if not _own_file(run, load) or not _whole(recording, load) or not roles <= {"tensor", "model", "number"}:
         return False
-    keeps = any(str(e["kind"]) != "SGD" or any(g.get("momentum") for g in e["groups"] or ()) for e in recording.of("params"))
-    return keeps and _used(recording, load, "optimizer") and bool(recording.of("params")) and number(load.begin.step) > 0
+    return any(goes_on.keeps_moments(e) for e in recording.of("params")) and _used(recording, load, "optimizer") and bool(recording.of("params")) and number(load.begin.step) > 0
 
 
 def _own_file(run: Run, load: files.Load) -> bool:

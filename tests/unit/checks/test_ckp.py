@@ -441,6 +441,53 @@ def test_schedule_not_restored() -> None:
     assert findings(ResumeIncomplete, resumed(event("load_optimizer", t=LATER, s=3), groups=groups)) == []
 
 
+LEFT_OUT = {"model": "model", "epoch": "number"}
+
+
+def without_optimizer(first: int = 3, saved: int = 5, line: int = 9, lr: float = 0.1, before: int = 3, **fields: Any) -> Run:
+    """A file of the model and epoch 3 is loaded; the next one says epoch `saved`, after two passes; `first` is given to set_epoch."""
+    table = [row(n, opt=0 if n < before else 1, scale=0) for n in range(8)]
+    kind = {"kind": "Adam", "names": ["a"]} | fields
+    made = [event("params", opt=0, line=9, groups=[{"lr": 0.1}], s=0, **kind), event("params", opt=1, line=line, groups=[{"lr": lr}], s=before, **kind)]
+    files = [*save(groups=LEFT_OUT, numbers={"epoch": 3}), *load(groups=LEFT_OUT, numbers={"epoch": 3}, s=before)]
+    loaded = event("load_state", line=60, s=before, matched=4, total=4, error="", source=PATH)
+    epochs = [event("set_epoch", line=70, epoch=first, sampler=1, s=before, t=LATER)] if first >= 0 else []
+    passes = [
+        e
+        for n in range(2)
+        for e in (
+            event("loader", line=71, loop=n, loader=0, t=LATER + 10 * n + 1, s=before),
+            event("pass", line=71, loop=n, t=LATER + 10 * n + 2, s=before + 2 * n + 2, steps=2, backwards=2),
+        )
+    ]
+    last = [event("save", line=41, path=PATH, done=False, t=LATER + 90, s=8, error="", groups=LEFT_OUT, numbers={"epoch": saved})]
+    return run([recording([*files, loaded, *epochs, *passes, *last, *made], table)])
+
+
+def test_a_resume_whose_file_holds_no_optimizer() -> None:
+    found = findings(ResumeIncomplete, without_optimizer())
+    assert [(f.severity, f.where.line if f.where else 0) for f in found] == [(Severity.WARNING, 40)]
+    assert "`epoch` 3 with a new Adam" in found[0].message
+    counted = findings(ResumeIncomplete, without_optimizer(first=-1))  # no sampler is told, but the next file's number says so
+    assert [f.severity for f in counted] == [Severity.WARNING]
+    fresh_process = findings(ResumeIncomplete, without_optimizer(before=0))
+    assert [f.severity for f in fresh_process] == [Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        without_optimizer(first=0, saved=2),  # a warm start counts from 0
+        without_optimizer(first=-1, saved=7),  # a number that has not grown by what was trained
+        without_optimizer(lr=0.01),  # a second stage with another rate
+        without_optimizer(line=12),  # or another optimizer
+        without_optimizer(kind="SGD"),  # nothing to keep
+    ],
+)
+def test_a_file_without_an_optimizer_that_is_no_fault(healthy: Run) -> None:
+    assert [f for f in findings(ResumeIncomplete, healthy) if f.severity > Severity.ADVICE] == []
+
+
 # ---- CKP108 ----
 def test_map_location() -> None:
     foreign = load(locations={"cuda:0": 4}, device="cuda:1")
