@@ -173,10 +173,9 @@ def _whole(recording: Recording, load: files.Load) -> bool:
 
 def _bare(run: Run, recording: Recording, load: files.Load) -> bool:
     """A file of this run's own without an optimizer, and an optimizer with momentum that begins anew."""
-    roles = set(load.groups.values())
-    if not _own_file(run, load) or not _whole(recording, load) or not roles <= {"tensor", "model", "number"}:
-        return False
-    return any(goes_on.keeps_moments(e) for e in recording.of("params")) and _used(recording, load, "optimizer") and bool(recording.of("params")) and number(load.begin.step) > 0
+    own = _own_file(run, load) and _whole(recording, load) and set(load.groups.values()) <= {"tensor", "model", "number"}
+    keeps = own and any(goes_on.keeps_moments(e) for e in recording.of("params"))
+    return keeps and _used(recording, load, "optimizer") and number(load.begin.step) > 0
 
 
 def _own_file(run: Run, load: files.Load) -> bool:

@@ -43,7 +43,7 @@ class MeanOfUnequalMeans(Check):
             raise NotApplicable("no evaluation over shares of unequal size")
         reduced = [r for r in reductions.aligned(run) if r.kind in ("sum", "avg", "gather")]
         for group in unequal:
-            after = [r for r in reduced if _follows(r, group, run)]
+            after = [r for r in reduced if follows(r, group, run)]
             if not after or any(_counts(r, group) for r in after):
                 continue
             for one in after:
@@ -77,7 +77,7 @@ class MeanOfUnequalMeans(Check):
         return None
 
 
-def _follows(one: Reduction, group: Sequence[Evaluation], run: Run) -> bool:
+def follows(one: Reduction, group: Sequence[Evaluation], run: Run) -> bool:
     """A reduction after this evaluation and before the next one of each rank, with no step between."""
     for rank, own in enumerate(group):
         later = min((e.opened_ns for e in evaluations.by_rank(run)[rank] if e.opened_ns > own.ended_ns), default=1 << 63)

@@ -1,7 +1,7 @@
 """Numbers that the ranks reduce and report: small tensors before and after a reduction, scalars given to a TensorBoard writer.
 
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
-"avg" | "max" | ...), before, after (values), rows (samples of the last batch), at_t, at_y, at (time, synchronisations and step of the
+"avg" | "max" | ...), before, after (values), rows (samples of the last batch), metric (at the first call of a site: see nonlinear.py), at_t, at_y, at (time, synchronisations and step of the
 call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
@@ -16,7 +16,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import cuts, digests, origins, sites
+from .. import cuts, digests, nonlinear, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -102,6 +102,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "at_y": S.recorder.syncs,
         "at": S.steps,
         "result": sites.as_json(origins.result_after(site) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
+        "metric": nonlinear.look(sites.stack(3, 4), op, 0) if _counts.get(site) == 1 else None,
     }
     if tensor.numel() > MAX_NUMEL:
         fields["low"] = 0.0  # read with the sums
@@ -179,8 +180,9 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
     _total[0] += 1
     values: list[float] = []
     leaves = _leaves(given, values)
+    metric = nonlinear.look(sites.stack(3, 4), op, GATHERS[op]) if _counts[site] == 1 else None
     S.recorder.event(
-        "gathered", site, op=op, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves, at_t=time.time_ns(), at=S.steps,
+        "gathered", site, op=op, metric=metric, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves, at_t=time.time_ns(), at=S.steps,
         cut=_may_cut(),
     )  # fmt: skip
 

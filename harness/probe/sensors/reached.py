@@ -1,7 +1,8 @@
 """Parameters that a backward gives gradients to and that no living optimizer holds.
 
 The graph of a loss is walked at the 1st, 2nd, 4th, 8th, ... backward, and at the next one after a module or an
-optimizer was made or a group added, within a budget of time.
+optimizer was made or a group added, within a budget of time. Where an optimizer is not reached at all, at the backward after that too: two
+losses may take turns.
 Event "unstepped" (a look, and the end, while there are such parameters, and once when there are none any more): opts {optimizer: how
 many of its parameters this loss reaches}, num, numel, governed (elements that optimizers hold), made (the statement that made their module
 in mid-run; it made none before), params (first 60): name, numel, since (step), looks, why ("sibling": the same module holds a
@@ -46,6 +47,7 @@ _next = [0]  # the backward at which the next look is due
 _modules = [0]
 _spent = [0.0]
 _told = [False]
+_second = [False]  # the last look was followed by one at the very next backward
 _began = time.perf_counter()
 _early: set[tuple[str, int]] = set()
 _made: dict[int, sites.Site] = {}  # number of a module that was made in mid-run -> the innermost statement that was not run before
@@ -77,7 +79,7 @@ def due() -> bool:
 @contained
 def look(loss: Any) -> None:
     began = time.perf_counter()
-    _next[0] = S.backwards + max(1, S.backwards)
+    _next[0] = max(1, 2 * S.backwards)
     _modules[0] = names.num_made[0]
     if _spent[0] > BUDGET_S + 0.001 * (began - _began) or not marks.table or getattr(loss, "grad_fn", None) is None:
         return
@@ -93,7 +95,11 @@ def look(loss: Any) -> None:
         _place(held)
     if _lost or _told[0]:
         _held[0] = sum(p.numel() for o in marks.optimizers() for g in o.param_groups for p in g["params"])
-        _tell({k: n for k, n in _counts(reached) if k >= 0})
+        counts = {k: n for k, n in _counts(reached) if k >= 0}
+        _tell(counts)
+        _second[0] = not _second[0] and 0 in counts.values()
+        if _second[0]:
+            _next[0] = S.backwards + 1
     _spent[0] += time.perf_counter() - began
 
 

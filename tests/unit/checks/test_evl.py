@@ -12,6 +12,7 @@ from harness.checks.base import Check, Inconclusive
 from harness.checks.evl.dropped import EvalDropsSamples
 from harness.checks.evl.everywhere import EvalOnAllRanks
 from harness.checks.evl.local_decision import RankLocalDecision
+from harness.checks.evl.mean_of_metrics import MeanOfMetrics
 from harness.checks.evl.never_evals import NeverEvals
 from harness.checks.evl.one_shard import MetricFromOneShard
 from harness.checks.evl.padding import EvalPaddingDuplicates
@@ -25,7 +26,7 @@ from harness.probe.datasets import pack
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
+    EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
     StaysInEval, TotalsReducedAgain,
 ]  # fmt: skip
 
@@ -415,6 +416,28 @@ def test_mean_of_unequal_means() -> None:
     silent(MeanOfUnequalMeans, averaged((10, 10), count=False))
     silent(MeanOfUnequalMeans, averaged((12, 8), count=True))
     silent(MeanOfUnequalMeans, averaged((12, 8), count=False, text="accuracy 0.4520"))
+
+
+def metrics(*values: float, how: str = "ratio", text: str = "F1 0.4600", kind: str = "sum", told: bool = True) -> Run:
+    """Each rank measures a share, gives its own F1 to a reduction, and rank 0 prints a line."""
+    own = []
+    for rank in range(2):
+        events = [*trained(0, 2), *measured(1, 2, rank=rank), reduced([values[rank]], [sum(values)], s=2, kind=kind)]
+        if told:
+            events[-1].data["metric"] = {"metric": "f1", "how": how, "index": 0}  # type: ignore[index]
+        own.append(events + ([says(text, s=2, y=6)] if rank == 0 else []))
+    return two(*own)
+
+
+def test_mean_of_metrics() -> None:
+    found = said(MeanOfMetrics, metrics(0.42, 0.50))
+    assert found.severity is Severity.WARNING and found.where and found.where.line == 55
+    assert said(MeanOfMetrics, metrics(0.42, 0.50, kind="avg", text="done")).severity is Severity.WARNING
+    assert said(MeanOfMetrics, metrics(0.42, 0.50, how="name")).severity is Severity.ADVICE
+    silent(MeanOfMetrics, metrics(0.46, 0.46))  # every rank has the metric of the whole set
+    silent(MeanOfMetrics, metrics(0.42, 0.50, told=False))  # an accuracy
+    silent(MeanOfMetrics, metrics(0.42, 0.50, text="F1 0.4580"))  # something else is made of them
+    silent(MeanOfMetrics, metrics(0.42, 0.50, kind="max"))
 
 
 def test_values_of_a_line() -> None:

@@ -1,4 +1,4 @@
-"""SHM101-SHM110 on small runs: a parent and its workers."""
+"""SHM101-SHM111 on small runs: a parent and its workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from builder import event, findings, recording, row, run
 
 from harness.checks.engine import judge
+from harness.checks.shm.copy_never_refreshed import CopyNeverRefreshed
 from harness.checks.shm.exhausted import SharedMemoryExhausted
 from harness.checks.shm.fork_after_threads import ForkAfterThreads
 from harness.checks.shm.gradients_shared import GradientsShared
@@ -21,6 +22,7 @@ from harness.checks.shm.state_not_shared import OptimizerStateNotShared
 from harness.checks.shm.used_early import ModelUsedBeforeJoin
 from harness.model import OutcomeKind, Severity
 from harness.probe import closures, datasets
+from harness.probe.protocol import FLAG_ALL_NONE
 from harness.record import Event, Run
 
 SHAPES = [[3], [3, 4]]
@@ -366,3 +368,38 @@ def test_a_copy_is_given_instead_of_the_shared_model() -> None:
     assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], use=False)) == []  # trials on copies
     assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], changed=True)) == []
     assert findings(SharedModelNeverUpdated, team(models=[model(outside=made)], after=(event("load_state", t=10**12),))) == []
+
+
+# ---- SHM111 ----
+def look(s: int, looks: int, reached: int = 0, sizes: tuple[int, ...] = (3, 12), since: int = 0) -> Event:
+    params = [{"name": f"fc.{i}", "numel": size, "since": since, "looks": looks, "why": ""} for i, size in enumerate(sizes)]
+    return event("unstepped", s=s, opts={"0": reached}, num=len(sizes), numel=sum(sizes), governed=15, made=None, params=params)
+
+
+def lent(*looks: Event, steps: int = 60, moves: bool = True, **fields: Any) -> Run:
+    """One process whose optimizer steps parameters of 3 and 12 elements, with the given looks at what is in no optimizer."""
+    made = event("params", opt=0, kind="SGD", names=["fc.0", "fc.1"], numels=[3, 12], shapes=SHAPES)
+    filled = event("load_state", line=30, t=1, s=0, error="", matched=2, total=2)
+    rows = [row(n, param=n * moves, **fields) for n in range(steps)]
+    return run([recording([filled, made, *looks], rows)], nproc=1)
+
+
+def test_a_copy_that_is_never_refreshed() -> None:
+    found = findings(CopyNeverRefreshed, lent(look(1, 1), look(2, 3), look(16, 6)))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM111", Severity.ERROR, 30)]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        lent(look(1, 1), look(2, 3), event("unstepped", s=9, opts={}, num=0, numel=0, governed=15, made=None, params=[])),  # it moved
+        lent(look(1, 1), look(2, 3, reached=2), look(16, 6)),  # gradients of a snapshot beside the model's own
+        lent(look(1, 1), look(16, 6), steps=20),  # may be refreshed every 25 steps
+        lent(look(1, 1), look(16, 6, sizes=(3, 8))),  # another model
+        lent(look(1, 1), look(16, 6, since=40)),  # made anew on the way
+        lent(look(1, 1), look(16, 6), moves=False),
+        lent(look(1, 1), look(16, 6), flags=FLAG_ALL_NONE),  # a stale optimizer: OPT101
+    ],
+)
+def test_copies_that_are_no_fault(healthy: Run) -> None:
+    assert findings(CopyNeverRefreshed, healthy) == []
