@@ -93,8 +93,7 @@ def _told(run: Run) -> dict[Where | None, Mapping[str, object]]:
 def _reported(run: Run, one: Reduction, mean: float) -> bool:
     """The plain mean is in a line after it, of the same step."""
     for rank in range(run.world_size):
-        for report in reports.all_reports(run)[rank]:
-            if report.t_ns > one.at_t(rank) and report.step == one.step(rank):
-                if any(v.digits >= 2 and (v.is_near(mean) or v.is_near(100 * mean)) for v in report.values()):
-                    return True
+        later = [r for r in reports.all_reports(run)[rank] if r.t_ns > one.at_t(rank) and r.step == one.step(rank)]
+        if any(v.digits >= 2 and (v.is_near(mean) or v.is_near(100 * mean)) for r in later for v in r.values()):
+            return True
     return False

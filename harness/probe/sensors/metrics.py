@@ -1,7 +1,8 @@
 """Numbers that the ranks reduce and report: small tensors before and after a reduction, scalars given to a TensorBoard writer.
 
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
-"avg" | "max" | ...), before, after (values), rows (samples of the last batch), metric (at the first call of a site: see nonlinear.py), at_t, at_y, at (time, synchronisations and step of the
+"avg" | "max" | ...), before, after (values), rows (samples of the last batch), metric (at the first
+call of a site: see nonlinear.py), at_t, at_y, at (time, synchronisations and step of the
 call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
