@@ -21,6 +21,8 @@ def _other(run: Run) -> str:
         return "local SGD: the ranks' models part on purpose and are averaged now and then"
     if _shared_out(run):
         return "each rank's optimizer holds a part of the parameters"
+    if _teams(run):
+        return "models are wrapped over groups of the ranks, and each group trains another one (an ensemble, or slices of one model)"
     if _strangers(run):
         return "the ranks train different models (stages of a pipeline, or experts)"
     return ""
@@ -47,6 +49,19 @@ def _strangers(run: Run) -> bool:
         return False
     first = _first_params(run)
     return len(first) == len(run.present) > 1 and len({repr(e["shapes"]) for e in first}) == len(first)
+
+
+def _teams(run: Run) -> bool:
+    """DDP over groups of ranks that do not start with one model. Groups that do are told by SYN130: two models come of one."""
+    teams: dict[str, str] = {}
+    for recording in run.present:
+        wraps = recording.of("wrap")
+        if not wraps or not wraps[0]["group_ranks"]:
+            return False
+        began = repr((wraps[0]["names"], wraps[0]["numels"], wraps[0]["each"]))
+        if teams.setdefault(repr(wraps[0]["group_ranks"]), began) != began:
+            return False  # within a group DDP has broadcast: something else is wrong
+    return len(teams) > 1 and len(set(teams.values())) > 1
 
 
 def _shared_out(run: Run) -> bool:

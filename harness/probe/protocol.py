@@ -67,7 +67,7 @@ _NUMBERS = (
     ("num_reduce", "I"),  # gradient all-reduces that DDP's reducer issued since the last step
     ("num_backward", "I"),
     ("num_forward", "I"),  # forwards through a wrapped (DDP, DataParallel) or root module since the last step
-    ("num_batches", "I"),  # batches drawn since the last step
+    ("num_batches", "I"),  # batches drawn since the last step, with gradients on
     ("num_samples", "I"),  # samples in them
     ("num_graphs", "I"),  # autograd graphs of earlier losses or outputs that are still alive
     ("sched", "i"),  # lr scheduler steps so far

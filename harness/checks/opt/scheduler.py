@@ -1,21 +1,22 @@
-"""OPT104 scheduler-stepped-per-rank: the scheduler is stepped several times an optimizer step
+"""OPT104 scheduler-stepped-too-often: the scheduler is stepped several times an optimizer step
 
 What it does
     Counts scheduler steps between optimizer steps. As many as there are ranks is a warning; advice where the schedule was made long enough to
-    last all the same.
+    last all the same. As many as there are backwards in the step, one for each micro-batch, is a warning where the schedule was made for the
+    optimizer's steps: its length says so, or the learning rate is 0 for the last fifth of the run and longer.
 
 Why it is bad
-    A schedule meant for N steps ends after N / world_size of them: the learning rate decays too fast.
+    A schedule meant for N steps ends after a fraction of them: the learning rate decays too fast, and the rest of the run trains nothing.
 
 Wrong
     for _ in range(world_size): scheduler.step()
 
 Right
-    scheduler.step()                      # once an optimizer step
+    scheduler.step()                      # once an optimizer step, beside optimizer.step()
 
 Known limits
-    A schedule that is stepped once an epoch is healthy and silent; so is one a step for each of several schedulers, and one for each
-    micro-batch of an accumulation.
+    A schedule that is stepped once an epoch is healthy and silent; so is one a step for each of several schedulers, and one that is counted
+    in micro-batches and made for them.
 """
 
 from __future__ import annotations
@@ -28,46 +29,81 @@ from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run
 
+MOST, MIN_STEPS = 0.9, 3  # share of the steps, and steps, that have to show it
+OVER = 0.2  # of the steps, at the end, with a learning rate of 0
 
-class SchedulerPerRank(Check):
+
+class SchedulerTooOften(Check):
     code = "OPT104"
-    name = "scheduler-stepped-per-rank"
+    name = "scheduler-stepped-too-often"
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        if run.world_size < 2:
-            raise NotApplicable("one process")
-        events = [(rank, e) for rank, e in run.events("scheduler")]
-        if not events:
+        stepped = [(rank, r, r.of("scheduler")) for rank, r in enumerate(run.ranks) if r is not None and r.of("scheduler")]
+        if not stepped:
             raise NotApplicable("no learning rate scheduler is stepped")
-        by_rank: dict[int, list[Event]] = {}
-        for rank, event in events:
-            by_rank.setdefault(rank, []).append(event)
-        for rank, own in by_rank.items():
-            counts: Counter[tuple[object, int]] = Counter((e["id"], e.step) for e in own if e.step > 0)
-            many = [n for n in counts.values() if n == run.world_size]
-            recording = run.ranks[rank]
-            if len(many) >= 3 and len(many) >= 0.9 * len(counts) and recording is not None and not _by_micro_batch(run, recording):
-                total = _total(recording, {e["id"] for e in own})
-                lasts = total >= 0.9 * run.world_size * recording.num_steps
-                yield self.finding(
-                    f"the scheduler is stepped {run.world_size} times an optimizer step, once for each rank"
-                    + ("" if lasts else f": its schedule ends {run.world_size} times too early"),
-                    severity=Severity.ADVICE if lasts else None,
-                    where=events[-1][1].where,
-                    ranks=run.rank_ids,
-                    notes=[f"{len(many)} of {len(counts)} steps", *([f"it was made for {total}: long enough, if that counts all ranks' steps"] if lasts else [])],
-                    help="step the scheduler once an optimizer step; every rank has a scheduler of its own",
-                )
-                return
+        for _, recording, own in stepped:
+            often, shown = _times_a_step(own)
+            if often < 2:
+                continue
+            if _backwards(recording) == often:
+                yield from self._each_micro_batch(run, recording, own, often, shown)
+            elif often == run.world_size:
+                yield self._each_rank(run, recording, own, shown)
+            else:
+                continue
+            return
+
+    def _each_rank(self, run: Run, recording: Recording, own: list[Event], shown: str) -> Finding:
+        total = _total(recording, own)
+        lasts = total >= 0.9 * run.world_size * recording.num_steps
+        return self.finding(
+            f"the scheduler is stepped {run.world_size} times an optimizer step, once for each rank"
+            + ("" if lasts else f": its schedule ends {run.world_size} times too early"),
+            severity=Severity.ADVICE if lasts else None,
+            where=own[-1].where,
+            ranks=run.rank_ids,
+            notes=[shown, *([f"it was made for {total}: long enough, if that counts all ranks' steps"] if lasts else [])],
+            help="step the scheduler once an optimizer step; every rank has a scheduler of its own",
+        )
+
+    def _each_micro_batch(self, run: Run, recording: Recording, own: list[Event], often: int, shown: str) -> Iterable[Finding]:
+        steps, total, idle = recording.num_steps, _total(recording, own), _steps_at_zero(recording)
+        made_for_steps = 0.8 * steps <= total <= 1.25 * steps
+        if not made_for_steps and idle < max(MIN_STEPS, OVER * steps):
+            return
+        told = f"it was made for {total} steps and the run took {steps}" if made_for_steps else f"the learning rate is 0 in the last {idle} of {steps} steps"
+        yield self.finding(
+            f"the scheduler is stepped {often} times an optimizer step, once for each micro-batch: its schedule ends {often} times too early",
+            where=own[-1].where,
+            ranks=run.rank_ids,
+            notes=[shown, told],
+            help="call scheduler.step() beside optimizer.step(), or make the schedule for the number of micro-batches",
+        )
 
 
-def _by_micro_batch(run: Run, recording: Recording) -> bool:
-    """As many backwards a step as scheduler steps: the schedule is counted in micro-batches."""
+def _times_a_step(own: list[Event]) -> tuple[int, str]:
+    """(how often one scheduler is stepped for each optimizer step, 0 where that varies; in words)."""
+    counts: Counter[tuple[object, int]] = Counter((e["id"], e.step) for e in own if e.step > 0)
+    if not counts:
+        return 0, ""
+    often, times = Counter(counts.values()).most_common(1)[0]
+    return (often if times >= max(MIN_STEPS, MOST * len(counts)) else 0), f"{times} of {len(counts)} steps"
+
+
+def _backwards(recording: Recording) -> int:
     backwards = recording.column("num_backward")
-    return len(backwards) > 0 and statistics.median(backwards) == run.world_size
+    return int(statistics.median(backwards)) if len(backwards) else 0
 
 
-def _total(recording: Recording, ids: set[object]) -> int:
+def _steps_at_zero(recording: Recording) -> int:
+    """How many steps at the end were taken with a learning rate of 0, where there were others before."""
+    rates = list(recording.column("lr"))
+    idle = next((i for i, lr in enumerate(reversed(rates)) if lr != 0), 0)
+    return idle if any(rates) else 0
+
+
+def _total(recording: Recording, own: list[Event]) -> int:
     """The length that the schedule was made for; 0: not known."""
+    ids = {e["id"] for e in own}
     return max((n for e in recording.of("scheduler_made") if e["id"] in ids for n in e["totals"] or () if isinstance(n, int)), default=0)

@@ -3,7 +3,7 @@
 What it does
     In a job without DDP whose collectives carry exactly the model's gradients or parameters, asks whether gradients at the step,
     or parameters before it, ever agree between ranks. Where they agree within sub-groups of the ranks only, the reduction ran over
-    those.
+    those. Under DDP the same is asked of models that all start equal and are wrapped over groups of the ranks (`process_group=`).
 
 Why it is bad
     The all_reduce costs its time and changes nothing: every rank goes on with its own gradient, and the replicas part.
@@ -39,7 +39,8 @@ class SyncHasNoEffect(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
         if facts.wrapped:
-            raise NotApplicable("a model is wrapped in DistributedDataParallel")
+            yield from self._wrapped_over_a_part(run, facts)
+            return
         for opt, parting in sorted(facts.partings.items()):
             event = facts.params_event(opt)
             numels = [n for n in (event["numels"] if event else None) or () if isinstance(n, int)]
@@ -66,6 +67,22 @@ class SyncHasNoEffect(Check):
                 help="reduce between backward() and step(), and copy the reduced values back in place: `p.grad.copy_(synced)`",
             )
             return
+
+    def _wrapped_over_a_part(self, run: Run, facts: replicas.Replicas) -> Iterable[Finding]:
+        """DDP over groups of ranks that start with one model; groups with models of their own never come here (regime.py)."""
+        wraps = [r.of("wrap")[0] for r in run.present if r.of("wrap")]
+        teams = sorted({tuple(e["group_ranks"]) for e in wraps if isinstance(e["group_ranks"], list)})
+        if len(teams) < 2 or len(wraps) < len(run.present):
+            raise NotApplicable("a model is wrapped in DistributedDataParallel, over all ranks")
+        if any(_agreeing_ranks(p) == [list(t) for t in teams] for p in facts.partings.values() if p.num_grad >= 0.9 * p.steps > 1):
+            yield self.finding(
+                f"DistributedDataParallel averages over groups of {len(teams[0])} of {run.world_size} ranks: "
+                f"{len(teams)} models come of the one that all ranks start with",
+                where=wraps[0].where,
+                ranks=run.rank_ids,
+                notes=["gradients agree among ranks " + ", and among ranks ".join(" and ".join(map(str, t)) for t in teams[:4])],
+                help="leave process_group out, or pass a group of all ranks that hold this model",
+            )
 
     def _over_a_part(self, run: Run, call: Event, groups: list[list[int]]) -> Finding:
         size = call["group_size"] if isinstance(call["group_size"], int) else len(groups[0])

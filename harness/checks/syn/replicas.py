@@ -265,6 +265,8 @@ def wrapping(run: Run) -> list[tuple[int, Event]]:
     found = [(rank, r.of("wrapping")[0]) for rank, r in enumerate(run.ranks) if r is not None and r.of("wrapping")]
     if len(found) < 2:
         raise NotApplicable("no model is wrapped in DistributedDataParallel on several ranks")
+    if reason := regime.other(run):
+        raise NotApplicable(reason)
     return found
 
 

@@ -132,10 +132,18 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
         buffers=[n for n, _ in module.named_buffers()][:200],
         each=digests.of_tensors([p for _, p in named])[1][:4096],
         group_size=self.process_group.size(),
+        group_ranks=_team(self.process_group),
         batchnorms=sum(1 for m in module.modules() if "BatchNorm" in type(m).__name__),
         sync_batchnorms=sum(1 for m in module.modules() if type(m).__name__ == "SyncBatchNorm"),
     )
     _watch_attributes()
+
+
+def _team(group: Any) -> list[int] | None:
+    """The ranks that average with each other, where they are not all."""
+    import torch.distributed as dist
+
+    return sorted(dist.get_process_group_ranks(group)) if group.size() < dist.get_world_size() else None
 
 
 def _apply(original: Any) -> Any:

@@ -171,14 +171,15 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     one.drawn_at = _drawn[0]
     one.data_s += took_s
     S.since.data_s += took_s
-    S.since.num_batches += 1
     tensors = digests.of_batch(batch)
     size = _batch_size(one, tensors, batch)
     one.num_samples += size
-    S.since.num_samples += size
+    one.grad = torch.is_grad_enabled()
+    if one.grad:  # else it is measured on: no batch of the step
+        S.since.num_batches += 1
+        S.since.num_samples += size
     S.batch_rows = size
     one.sizes = [one.sizes[0] or size, min(one.sizes[1], size), size]
-    one.grad = torch.is_grad_enabled()
     one.training = one.training or layers.any_training()
     if tensors:
         if len(one.first) < NUM_FIRST:

@@ -296,12 +296,27 @@ def test_one_step_a_epoch_of_the_scheduler_is_healthy() -> None:
     assert findings(the_check(scheduler), once) == []
 
 
-@pytest.mark.parametrize(("backwards", "total", "severities"), [(1, 12, [Severity.WARNING]), (1, 24, [Severity.ADVICE]), (2, 12, [])])
+@pytest.mark.parametrize(("backwards", "total", "severities"), [(1, 12, [Severity.WARNING]), (1, 24, [Severity.ADVICE]), (2, 24, [])])
 def test_a_scheduler_stepped_for_each_rank(backwards: int, total: int, severities: list[Severity]) -> None:
     """12 steps: a schedule of 24 counts those of both ranks; two backwards a step are micro-batches."""
     told = [event("scheduler_made", line=20, id=1, totals=[total]), *[event("scheduler", line=46, id=1, s=s) for s in range(1, 8) for _ in (0, 1)]]
     made = two_ranks(each=lambda r, s: {"num_backward": backwards}, extra=lambda r: told)
     assert [f.severity for f in findings(the_check(scheduler), made)] == severities
+
+
+def by_micro_batch(total: int, zero_from: int = 99) -> list[str]:
+    """12 steps of four backwards each, the scheduler stepped at each of them."""
+    told = [event("scheduler_made", line=20, id=1, totals=[total] if total else [])]
+    told += [event("scheduler", line=46, id=1, s=s) for s in range(1, 12) for _ in range(4)]
+    made = two_ranks(each=lambda r, s: {"num_backward": 4, "lr": 0.0 if s >= zero_from else 0.1}, extra=lambda r: told)
+    return [f.message for f in findings(the_check(scheduler), made)]
+
+
+def test_a_schedule_for_steps_that_is_stepped_at_each_micro_batch() -> None:
+    (by_length,), (by_rate,) = by_micro_batch(12), by_micro_batch(0, zero_from=4)
+    assert "4 times an optimizer step, once for each micro-batch" in by_length and by_rate == by_length
+    assert by_micro_batch(48) == by_micro_batch(0) == by_micro_batch(0, zero_from=11) == []  # counted in micro-batches; not known; its last step
+    assert by_micro_batch(3) == []  # a cycle that starts anew
 
 
 def test_a_first_step_without_zeroing_is_healthy() -> None:

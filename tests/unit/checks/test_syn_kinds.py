@@ -8,7 +8,7 @@ import pytest
 from builder import event, findings, recording, row, run
 from replica_runs import by_rank, setup, two_ranks
 
-from harness.checks.base import Check, Inconclusive
+from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.registry import all_checks
 from harness.checks.syn import replicas
 from harness.checks.syn.partly import _left_out_by_name
@@ -108,6 +108,31 @@ def test_a_reduction_over_a_part_of_the_ranks_is_called_that() -> None:
     assert "sub-groups of 2 of 4 ranks" in found.message and "0 and 1, and among ranks 2 and 3" in found.notes[0]
     (found,) = findings(CHECKS["SYN130"], four_ranks((0, 1, 2, 3)))
     assert "not written back" in found.message
+
+
+def wrapped_teams(begins: tuple[int, int], grads: tuple[int, ...] = (0, 0, 1, 1)) -> Run:
+    """Four ranks, DDP over two groups of two, each group with a start of its own or with the same."""
+    made = []
+    for rank in range(4):
+        team, kept = rank // 2, setup(rank)
+        for e in kept:
+            if e.kind == "wrap":
+                e.data.update(group_ranks=[2 * team, 2 * team + 1], each=[begins[team]] * 4)
+        rows = [row(s, grad=100 * s + grads[rank] + 1, param=100 * s + grads[rank] + 1) for s in range(8)]
+        made.append(recording([event("pg", done=True, rank=rank, world_size=4), *kept[1:]], rows, rank=rank, world_size=4))
+    return run(made)
+
+
+def test_ddp_over_groups_of_the_ranks_that_start_with_one_model() -> None:
+    (found,) = findings(CHECKS["SYN130"], wrapped_teams((7, 7)))
+    assert "groups of 2 of 4 ranks: 2 models come of the one" in found.message and found.where is not None
+
+
+def test_groups_of_ranks_with_a_model_of_their_own_are_no_replicas_of_each_other() -> None:
+    with pytest.raises(NotApplicable, match="an ensemble"):
+        findings(CHECKS["SYN130"], wrapped_teams((7, 8)))
+    with pytest.raises(NotApplicable, match="an ensemble"):
+        findings(CHECKS["SYN109"], wrapped_teams((7, 8)))
 
 
 @pytest.mark.parametrize(("seeds", "starts", "loaders", "severity"), [
