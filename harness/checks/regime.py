@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.probe import protocol
-from harness.record import Event, Run, texts
+from harness.record import Event, Recording, Run, texts
 
 
 def other(run: Run) -> str:
@@ -36,6 +36,17 @@ def sharded(run: Run) -> bool:
 def by_messages(run: Run) -> bool:
     """Whether the ranks send each other tensors at several steps."""
     return any(len({e.step for e in r.of("coll") if e["op"] in protocol.POINT_TO_POINT}) >= 2 for r in run.present)
+
+
+def writes_parameters(run: Run, opt: int) -> bool:
+    """Whether some rank's parameters are others before a step than after the one before it, more often than once: gossip, or averaging."""
+    return any(_num_written(r, opt) > 1 for r in run.present)
+
+
+def _num_written(recording: Recording, opt: int) -> int:
+    before = {e.step: e["digest"] for e in recording.of("before") if e["opt"] == opt}
+    after = {step + 1: values for (step, o), (_, values) in recording.details.items() if o == opt}
+    return sum(before[s] != protocol.digest_of(after[s]) for s in before.keys() & after.keys())
 
 
 def by_rows(run: Run) -> bool:

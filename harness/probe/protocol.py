@@ -14,7 +14,9 @@ most the last one; a torn tail is legal and readers drop it:
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 FORMAT = 1
 
@@ -219,6 +221,12 @@ POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv
 PROCESS_GROUP = "pg"  # rank, world_size, backend, init_method, site, done: bool (event before the call and after it)
 PARAMS = "params"  # opt, names, numels, shapes, dtypes, devices, ddp: [bool], wrapped: index of the wrap event or -1
 STACKS = "stacks"  # request, threads {name: [site...]}
+
+
+def digest_of(values: Sequence[int]) -> int:
+    """One digest of the per-parameter digests of a step: what a "before" event holds of the next one."""
+    blob = repr(list(values)).encode()
+    return (crc32(blob) << 32 | crc32(blob, 0x5BD1E995)) or 1
 
 
 def clean_name(name: str) -> str:

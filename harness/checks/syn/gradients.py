@@ -66,6 +66,31 @@ def _scale(run: Run, event: Event) -> float:
     return scale if scale > 0 and not same else 1.0
 
 
+def written(run: Run, opt: int) -> tuple[list[int], float | None]:
+    """(ranks whose gradients of this optimizer the script writes between the last backward and every step that was looked at, the one factor that
+    would explain all of it). Nobody, where fewer than three steps were looked at."""
+    ranks, factors, num = list(range(len(run.present))), set(), 0
+    for events in _columns(run):
+        if int(events[0]["opt"] or 0) != opt:
+            continue
+        num += 1
+        for rank, event in enumerate(events):
+            local, synced = event["local"] or {}, _synced(event)
+            pairs = [(local[k], synced[k]) for k in local if synced.get(k) is not None and any(local[k])]
+            if rank in ranks and (not pairs or any(a == b for a, b in pairs)):
+                ranks.remove(rank)
+            factors |= {_factor(a, b) for a, b in pairs if a != b}
+    found = {None if f is None else float(f"{f:.3g}") for f in factors}
+    return (ranks, found.pop() if len(found) == 1 else None) if num >= 3 else ([], None)
+
+
+def _factor(local: list[float], step: list[float]) -> float | None:
+    """What the gradient was multiplied by; None where no one number explains it."""
+    square = sum(a * a for a in local)
+    factor = sum(a * b for a, b in zip(local, step, strict=False)) / square if square else 0.0
+    return factor if all(abs(b - factor * a) <= 1e-4 * abs(factor) * square**0.5 for a, b in zip(local, step, strict=False)) else None
+
+
 def rescaled(run: Run) -> bool:
     """Whether gradients are multiplied by something between the last backward and the step (on one rank, DDP's averaging being over by then)."""
     for events in _columns(run):

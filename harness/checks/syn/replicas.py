@@ -226,8 +226,9 @@ def majority_out(values: Sequence[object]) -> list[int]:
     return [i for i, v in enumerate(values) if v != counts[0][0]]
 
 
-def require(run: Run, *, ddp: bool = False) -> Replicas:
-    """The facts, or NotApplicable with the reason why replicas cannot be compared."""
+def require(run: Run, *, ddp: bool = False, messages: bool = False) -> Replicas:
+    """The facts, or NotApplicable with the reason why replicas cannot be compared. `messages`: the caller tells by itself what point-to-point
+    messages carry."""
     if run.world_size < 2:
         raise NotApplicable("one process: there are no replicas to compare")
     if len(run.present) < 2:
@@ -241,7 +242,7 @@ def require(run: Run, *, ddp: bool = False) -> Replicas:
         raise NotApplicable("no model is wrapped in DistributedDataParallel")
     if any(p.num_param >= 0.5 * p.steps and agreements(run, opt) >= 2 for opt, p in facts.partings.items()):
         raise NotApplicable("local SGD: the script averages the parameters now and then, between steps that part them")
-    if not facts.wrapped and any(p.num_param >= 0.5 * p.steps for p in facts.partings.values()) and regime.by_messages(run):
+    if not messages and not facts.wrapped and any(p.num_param >= 0.5 * p.steps for p in facts.partings.values()) and regime.by_messages(run):
         raise NotApplicable("the ranks exchange by point-to-point messages and their models differ: gossip, or a pipeline")
     return facts
 

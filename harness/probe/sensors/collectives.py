@@ -1,9 +1,9 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
-(the default group), group_size (of another one), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of
-the tensor in the calling code, and the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor
-alike).
+(the default group), group_size (of another one), graded (of a message: after a backward, before its step), each (sizes, of a batch of
+messages), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
+the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
 
@@ -58,6 +58,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"aliased": True} if op in FILLED and _is_one_tensor(op, args, kwargs) else {}),
         **_group_of(args, kwargs),
         **({"hook": True} if S.in_hook else {}),
+        **(_of_message(op, args, kwargs) if op in protocol.POINT_TO_POINT else {}),
     )
     if op in entries.PLACE and site not in _asked and len(_asked) < 200:
         _asked.add(site)
@@ -71,6 +72,15 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
 
 
 _asked: set[sites.Site] = set()
+
+
+def _of_message(op: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Whether a backward came before it since the last step, and the sizes of a batch of messages."""
+    told: dict[str, Any] = {"graded": True} if S.since.num_backward else {}
+    if op == "batch_isend_irecv" and S.collectives < MAX_NAMED:
+        batch = kwargs.get("p2p_op_list", args[0] if args else ())
+        told["each"] = [int(one.tensor.numel()) for one in batch[:64] if getattr(one, "tensor", None) is not None]
+    return told
 
 
 def _is_one_tensor(op: str, args: Any, kwargs: Any) -> bool:

@@ -174,7 +174,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         # before the first step, and where the script may have averaged parameters by hand since the last one
         witness.param_each = digests.of_tensors(params)[1]
         if S.steps < 256:
-            S.recorder.event("before", opt=witness.opt, digest=_crc(repr(witness.param_each)))
+            S.recorder.event("before", opt=witness.opt, digest=protocol.digest_of(witness.param_each))
     _light.clear()
     _pending.clear()  # a step that raised leaves none of its parameters behind
     all_none = bool(tensors) and all(t is None for t in tensors)

@@ -13,6 +13,7 @@ from harness.checks.prf.collective_per_parameter import CollectivePerParameter
 from harness.checks.prf.file_reloaded import FileReloaded
 from harness.checks.prf.find_unused_needless import FindUnusedNeedless
 from harness.checks.prf.loader_bound import LoaderBound
+from harness.checks.prf.pinned_together import RanksPinnedTogether
 from harness.checks.prf.poor_scaling import PoorScaling
 from harness.checks.prf.saves_every_step import SavesEveryStep
 from harness.checks.prf.straggler import Straggler
@@ -377,3 +378,22 @@ def test_one_collective_for_each_parameter() -> None:
 )
 def test_collectives_that_are_no_burden(healthy: Run) -> None:
     assert findings(CollectivePerParameter, healthy) == []
+
+
+@pytest.mark.parametrize(("calls", "fires"), [
+    ([([0, 1, 2, 3], [0]), ([0, 1, 2, 3], [0])], True),
+    ([([0, 1, 2, 3], [0]), ([0, 1, 2, 3], [1])], False),
+    ([([0], [0]), ([0], [0])], False),  # a container of one core
+    ([([0], [0]), ([1], [1])], False),  # the scheduler gave one core to each
+    ([([0, 1, 2, 3], [0, 1]), ([0, 1, 2, 3], [0, 1])], False),  # the cores of one socket
+    ([None, ([0, 1, 2, 3], [0])], False),
+])  # fmt: skip
+def test_ranks_that_bind_themselves_to_one_core(calls: list[tuple[list[int], list[int]] | None], fires: bool) -> None:
+    recordings = [
+        recording([event("pinned", line=23, before=call[0], after=call[1])] if call else [], [row(0)], rank=rank)
+        for rank, call in enumerate(calls)
+    ]
+    found = findings(RanksPinnedTogether, run(recordings))
+    assert len(found) == fires
+    if fires:
+        assert found[0].where is not None and found[0].where.line == 23
