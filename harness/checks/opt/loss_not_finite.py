@@ -42,6 +42,7 @@ class LossNotFinite(Check):
         self.seen = False
         self.bad: list[tuple[int, int, float]] = []  # step, rank, loss
         self.last_finite = -1
+        self.fine: list[int] = []  # ranks whose loss was finite at the first such step
 
     def step(self, step: Step) -> None:
         flags, loss = step.number("flags"), step.number("loss")
@@ -56,6 +57,7 @@ class LossNotFinite(Check):
         ranks = [rank for rank, raw in enumerate(step.raw) if raw is not None]
         for rank, f, v in zip(ranks, flags, loss, strict=True):
             if f & protocol.FLAG_LOSS_NOT_FINITE and not f & protocol.FLAG_SKIPPED:
+                self.fine = self.fine if self.bad else [r for r, o in zip(ranks, loss, strict=True) if math.isfinite(o)]
                 self.bad.append((step.index, rank, v))
 
     def end(self, run: Run) -> Iterable[Finding]:
@@ -67,8 +69,9 @@ class LossNotFinite(Check):
         ranks = sorted({r for _, r, _ in self.bad})
         recovered = self.last_finite > max(i for i, _, _ in self.bad)
         recording = run.ranks[rank]
+        on_rank = f" on rank {rank}, finite on {'the others' if len(self.fine) > 1 else f'rank {self.fine[0]}'}," if self.fine else ""
         yield self.finding(
-            f"the loss is {'nan' if math.isnan(value) else 'infinite'} at step {index} and the step was taken",
+            f"the loss is {'nan' if math.isnan(value) else 'infinite'}{on_rank} at step {index} and the step was taken",
             where=losses.site(recording, index) if recording is not None else None,
             ranks=ranks,
             severity=Severity.WARNING if recovered else None,
@@ -77,5 +80,5 @@ class LossNotFinite(Check):
                 *(["later losses are finite again"] if recovered else []),
             ],
             help="look for log(0), division by zero or a learning rate that is too large; skip the step on all ranks where "
-            "the loss is not finite",
+            "the loss is not finite" + (": where that of any rank is not, all-reduce the flag with MAX before the decision" if self.fine else ""),
         )

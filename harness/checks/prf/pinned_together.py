@@ -43,8 +43,8 @@ class RanksPinnedTogether(Check):
                 continue
             host = str(recording.start.get("host") or "")
             on_host[host] = on_host.get(host, 0) + 1
-            if pinned := [e for e in recording.of("pinned") if e["after"]]:
-                by_host.setdefault(host, []).append((rank, pinned[-1]))
+            if calls := [e for e in recording.of("pinned") if e["after"]]:
+                by_host.setdefault(host, []).append((rank, calls[-1]))
         if not by_host:
             raise NotApplicable("the script binds no rank to cores")
         for host, pinned in by_host.items():

@@ -15,17 +15,18 @@ Right
     if bad: continue                      # every rank takes the same decision
 
 Known limits
-    Ranks that have different numbers of batches at the end of an epoch are DAT111.
+    Ranks that have different numbers of batches at the end of an epoch are DAT111. A step that a GradScaler skips on one rank is OPT109's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run, where_of
+from harness.steps import Step
 
 
 class BatchSkipped(Check):
@@ -48,6 +49,8 @@ class BatchSkipped(Check):
             drawn = [a + b for a, b in zip(drawn, counts, strict=True)]
             if len(set(before)) == 1 and len(set(drawn)) > 1 and min(counts) >= 1:
                 ahead = [r for r, n in enumerate(drawn) if n > min(drawn)]
+                if _scaler_skipped(step, ahead):
+                    return
                 if replicas.same_pass(run, step.index):
                     yield self.finding(
                         f"rank {ahead[0]} drew {counts[ahead[0]]} batches before step {step.index}, the others {min(counts)}: "
@@ -76,6 +79,12 @@ class BatchSkipped(Check):
                     help="decide on all ranks together (all-reduce the condition) before skipping a batch; do not swallow an exception on one rank",
                 )
                 return
+
+
+def _scaler_skipped(step: Step, ahead: Sequence[int]) -> bool:
+    """Whether each batch of those that are ahead had its backward, and a GradScaler is at work: it skipped their step, no batch was skipped (OPT109)."""
+    batches, backwards = step.number("num_batches"), step.number("num_backward")
+    return any(step.number("scale")) and all(backwards[r] >= batches[r] for r in ahead)
 
 
 def _continue_at(run: Run, rank: int, step: int) -> Where | None:

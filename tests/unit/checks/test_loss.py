@@ -35,7 +35,9 @@ def losses(*ranks: Sequence[float], **fields: int) -> Run:
 def test_a_step_with_a_loss_that_is_not_finite() -> None:
     (found,) = findings(LossNotFinite, losses([1.0] * 12, [1.0] * 10 + [math.nan] * 2))
     assert found.severity is Severity.ERROR and found.ranks == (1,) and found.where and found.where.line == 9
-    assert found.message == "the loss is nan at step 10 and the step was taken"
+    assert found.message == "the loss is nan on rank 1, finite on rank 0, at step 10 and the step was taken"
+    (both,) = findings(LossNotFinite, losses([1.0, math.nan], [1.0, math.nan]))
+    assert both.message == "the loss is nan at step 1 and the step was taken"
 
 
 def test_a_loss_that_recovers_is_a_warning() -> None:

@@ -193,3 +193,16 @@ def test_a_move_between_backward_and_step_is_no_step_by_hand() -> None:
 
     assert 65_535 not in replicas.of(parted(["0.bias"])).partings
     assert 65_535 in replicas.of(parted(["ema.weight"])).partings
+
+
+@pytest.mark.parametrize(("scale", "backwards", "fires"), [
+    (0.0, 1, True),  # a batch drawn without a backward
+    (0.0, 2, True),
+    (1024.0, 1, True),
+    (1024.0, 2, False),  # the scaler skipped the step: both batches had their backward
+])  # fmt: skip
+def test_a_step_that_a_scaler_skips_is_no_skipped_batch(scale: float, backwards: int, fires: bool) -> None:
+    def each(rank: int, step: int) -> dict[str, Any]:
+        return {"scale": scale, "num_batches": 2, "num_backward": backwards} if rank == 0 and step == 5 else {"scale": scale, "num_batches": 1}
+
+    assert len(findings(CHECKS["SYN119"], two_ranks(ddp=False, each=each))) == fires
