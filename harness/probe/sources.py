@@ -73,3 +73,26 @@ def _targets(node: ast.expr) -> set[str]:
     if isinstance(node, ast.Name):
         return {node.id}
     return {e.id for e in node.elts if isinstance(e, ast.Name)} if isinstance(node, (ast.Tuple, ast.List)) else set()
+
+
+@cache
+def step_condition(file: str, line: int) -> Site | None:
+    """The innermost `if` around the first optimizer's or scaler's `.step(...)` behind `line` in the same function; the call where there is none."""
+    tree = syntax.tree(file)
+    scope = syntax.function_at(tree, line) if tree is not None else None
+    calls = [n for n in syntax.nodes(scope) if isinstance(n, ast.Call) and n.lineno > line and _steps(n)] if scope is not None else []
+    call = min(calls, key=lambda n: n.lineno, default=None)
+    if scope is None or call is None:
+        return None
+    around = [n for n in syntax.nodes(scope) if isinstance(n, ast.If) and n.lineno > line and syntax.spans(n, call.lineno)]
+    place = max((n.lineno for n in around), default=call.lineno)
+    return (file, place, getattr(scope, "name", ""))
+
+
+def _steps(call: ast.Call) -> bool:
+    """`optimizer.step()` or `scaler.step(optimizer)`; a scheduler's or a profiler's has another name and takes no argument."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "step":
+        return False
+    owner = call.func.value
+    name = owner.attr if isinstance(owner, ast.Attribute) else owner.id if isinstance(owner, ast.Name) else ""
+    return "opt" in name.lower() or bool(call.args)

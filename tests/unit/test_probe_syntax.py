@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.probe import cuts, syntax
+from harness.probe import cuts, sources, syntax
 
 SOURCE = """\
 import torch
@@ -61,3 +61,28 @@ def test_modules_of_the_user_are_found_below_a_package_without_a_file(tmp_path: 
     found = cuts.user_files()
     assert str(tmp_path / "part.py") in found
     assert not any("site-packages" in name for name in found)
+
+
+LOOP = """\
+def train(loader, optimizer, schedule, scaler):
+    for i, loss in enumerate(loader):
+        loss.backward()
+        schedule.step()
+        if (i + 1) % 8 == 0:
+            {step}
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("step", "line"), [("optimizer.step()", 5), ("scaler.step(optimizer)", 5), ("schedule.step()", None)])
+def test_the_condition_of_the_step_behind_a_backward(tmp_path: Path, step: str, line: int | None) -> None:
+    path = tmp_path / "loop.py"
+    path.write_text(LOOP.format(step=step))
+    found = sources.step_condition(str(path), 3)
+    assert (found[1] if found else None) == line
+
+
+def test_a_step_without_a_condition_is_the_call_itself(tmp_path: Path) -> None:
+    path = tmp_path / "plain.py"
+    path.write_text("loss.backward()\nopt.step()\n")
+    assert sources.step_condition(str(path), 1) == (str(path), 2, "")

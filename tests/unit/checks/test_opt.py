@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import pytest
-from builder import event, findings, site
+from builder import event, findings, recording, row, run, site
 from replica_runs import NAMES, by_rank, setup, two_ranks
 
+from harness.checks.engine import judge
 from harness.checks.opt import (
     accumulation,
     cleared,
@@ -409,3 +410,19 @@ def test_a_sum_that_joins_the_ranks_by_a_collective_is_not_judged() -> None:
 def test_members_of_a_population_have_their_own_rates() -> None:
     members = two_ranks(ddp=False, each=by_rank(hyper=(10, 11), lr=(0.1, 0.2), grad=(5, 6), param=(8, 9)))
     assert findings(the_check(lr), members) == []
+
+
+def never(*, steps: int = 0, graded: int = 4, live: bool = False, code: int = 0) -> list[Finding]:
+    told = [event("not_stepped", line=31, made=site(20), kind="Adam", backwards=n, graded=graded) for n in (8, 16, 32)]
+    made = run([recording(told, [row(s) for s in range(steps)], rank=r) for r in (0, 1)], exits=(code, code), live=live)
+    _, found = judge(made, select=("OPT128",))
+    return list(found)
+
+
+def test_an_optimizer_that_is_never_stepped() -> None:
+    (found,) = never()
+    assert found.where is not None and found.where.line == 20 and "32 backwards" in found.message and "train.py:31" in found.notes[1]
+
+
+def test_gradients_that_wait_or_are_wanted_for_themselves_are_healthy() -> None:
+    assert never(steps=1) == [] and never(graded=0) == [] and never(live=True) == [] and never(code=1) == []
