@@ -37,6 +37,7 @@ MAX_TRACKED = 8  # tensors of one state dict; a filtered copy of it holds some o
 MAX_WEIGHTS = 1000  # parameters of a load whose values are looked at
 MAX_READ = 40  # state_dict() calls of one line that are told: at which steps the weights were kept
 MAX_SAME = 8  # clean loads from one line that are told in full; a loop that syncs two models at every step makes thousands
+at_loaded: list[Any] = []  # sensors that are told of a load that went well: (module, site, what the event says)
 _counts = {"state_dict": 0, "optimizer_state": 0}
 _told_at: dict[tuple[str, int], int] = {}  # clean events of a line so far
 
@@ -231,6 +232,8 @@ def _shape(value: Any) -> list[int] | None:
 def _note_load_state(module: Any, site: sites.Site, told: dict[str, Any] | None, error: BaseException | None) -> None:
     if error is None and told is not None and not told["num_self"] and len(_loaded_at) < 64:
         _loaded_at[id(module)] = _counts["state_dict"]
+    for look in at_loaded if error is None and told is not None else ():
+        look(module, site, told)
     key = site[0] + "<", site[1]
     if error is None and told is not None and not told["num_missing"] and not told["num_unexpected"] and not told["num_self"]:
         _told_at[key] = _told_at.get(key, 0) + 1

@@ -1,4 +1,4 @@
-"""CKP101-CKP113 on small runs."""
+"""CKP101-CKP117 on small runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from harness.checks.ckp.map_location import MapLocationMissing
 from harness.checks.ckp.one_rank_resumes import ResumeOnOneRank
 from harness.checks.ckp.partial_load import PartialLoad
 from harness.checks.ckp.prefix_mismatch import PrefixMismatch
+from harness.checks.ckp.restored_lost import RestoredThenRebuilt
 from harness.checks.ckp.resume_incomplete import ResumeIncomplete
 from harness.checks.ckp.schedule_over import ScheduleStartsOver
 from harness.checks.ckp.unreadable import CheckpointUnreadable
@@ -651,3 +652,14 @@ def test_loads_that_leave_replicas_equal() -> None:
     assert findings(RanksLoadDifferentWeights, restores((1, 2), had=(5, 6))) == []  # experts: they differed before
     assert findings(RanksLoadDifferentWeights, restores((1, 2), after=[event("coll", t=LATER, line=61, s=4, op="broadcast")])) == []
     assert findings(RanksLoadDifferentWeights, restores((1, 2), after=[event("wrap", t=LATER, s=4, index=1, group_size=2)])) == []
+
+
+# ---- CKP117 ----
+def test_restored_then_rebuilt() -> None:
+    loaded = event("load_state", line=60, s=3, matched=4, total=4, error="", source=PATH)
+    lost = event("restored_lost", line=60, what="module", kind="Net", num=4, source=PATH, rebuilt=site(30), trained=False)
+    found = findings(RestoredThenRebuilt, two([loaded, lost], [loaded, lost]))
+    assert [(f.code, f.where and f.where.line, f.ranks) for f in found] == [("CKP117", 30, (0, 1))]
+    assert findings(RestoredThenRebuilt, two([loaded], [loaded])) == []
+    with_optimizer = event("restored_lost", line=61, what="optimizer", kind="Adam", num=4, source=PATH, rebuilt=site(31), trained=True)
+    assert "the Adam of 4 parameters that line 61 restored" in findings(RestoredThenRebuilt, two([loaded, with_optimizer]))[0].message
