@@ -1,8 +1,8 @@
 """Checkpoint files: torch.save and torch.load.
 
 Event "save" (before and after): site, path (real; "" for a buffer), done, error; before: what `shape_of` says.
-Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only, and
-after it what `shape_of` says, locations {storage tag: number} as saved, device (this process's own), savers [{line, text, same}] of a
+Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only, newest
+(before the first 4 of a statement: see siblings.py), and after it what `shape_of` says, locations {storage tag: number} as saved, device (this process's own), savers [{line, text, same}] of a
 load that failed: the calls of torch.save in the same file, and whether they name the same path expression. After 256 loads of a process
 only failures are told.
 Event "reload" (at 32, 64, 128, ... loads of one file by one statement): site, path, num, took_s (all of them), steps (in how many steps).
@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from .. import digests, names, sites, syntax
+from .. import digests, names, siblings, sites, syntax
 from ..patching import quiet, wrap
 from ..state import S
 
@@ -172,7 +172,9 @@ def _before_load(f: Any, args: Any, kwargs: Any, site: sites.Site) -> dict[str, 
     told = {"map_location": None if where is None else str(where)[:80], "weights_only": kwargs.get("weights_only")}
     path = path_of(f)
     _locations.clear()
-    S.recorder.event("load", site, path=path, done=False, exists=os.path.exists(path) if path else True, **told)
+    look = path and _weighed.get(site[:2], 0) < MAX_WEIGHED and not _base_in_argv(path)
+    newest = siblings.newest(path) if look else ""
+    S.recorder.event("load", site, path=path, done=False, exists=os.path.exists(path) if path else True, newest=newest, **told)
     return told
 
 

@@ -1,4 +1,4 @@
-"""CKP101-CKP117 on small runs."""
+"""CKP101-CKP119 on small runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from builder import event, findings, recording, row, run, site
 from harness.checks.ckp import keys
 from harness.checks.ckp.alias import AliasForCopy
 from harness.checks.ckp.all_ranks_save import AllRanksSaveSamePath
+from harness.checks.ckp.best_forgotten import BestForgotten
 from harness.checks.ckp.blank_statistics import BlankStatistics
 from harness.checks.ckp.by_position import OptimizerStateByPosition
+from harness.checks.ckp.latest_by_name import LatestByName
 from harness.checks.ckp.load_before_written import LoadBeforeWriteDone
 from harness.checks.ckp.loaded_into_nothing import LoadedIntoNothing
 from harness.checks.ckp.loads_differ import RanksLoadDifferentWeights
@@ -663,3 +665,54 @@ def test_restored_then_rebuilt() -> None:
     assert findings(RestoredThenRebuilt, two([loaded], [loaded])) == []
     with_optimizer = event("restored_lost", line=61, what="optimizer", kind="Adam", num=4, source=PATH, rebuilt=site(31), trained=True)
     assert "the Adam of 4 parameters that line 61 restored" in findings(RestoredThenRebuilt, two([loaded, with_optimizer]))[0].message
+
+
+# ---- CKP118 ----
+RECORDS = {"model": "model", "epoch": "number", "best": "number"}
+
+
+def records(before: list[float], stored: float, after: list[float], first: int = 3, key: str = "best") -> Run:
+    """Files whose record is `before`, a load of `stored`, then files with `after`; the sampler starts with epoch `first`."""
+    groups = {"model": "model", "epoch": "number", key: "number"}
+
+    def saves(values: list[float], epoch: int) -> list[Event]:
+        return [e for n, v in enumerate(values) for e in save(groups=groups, numbers={"epoch": epoch + n, key: v})]
+
+    earlier = saves(before, 1)  # events are made in the order of time
+    opened = load(groups=groups, numbers={"epoch": 3, key: stored}, s=3)
+    epochs = event("set_epoch", line=70, epoch=first, sampler=1, s=3)
+    return run([recording([*earlier, *opened, epochs, *saves(after, 4)], [row(n) for n in range(8)])])
+
+
+def test_a_record_that_was_not_restored() -> None:
+    found = findings(BestForgotten, records([0.9, 0.5, 0.4], 0.4, [0.45, 0.42]))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("CKP118", Severity.WARNING, 50)]
+    assert len(findings(BestForgotten, records([0.1, 0.8], 0.8, [0.7], key="best_acc"))) == 1
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        records([0.9, 0.5, 0.4], 0.4, [0.4, 0.3]),
+        records([0.9, 0.5, 0.4], 0.4, [0.7, 0.6], first=0),  # a new phase
+        records([0.9, 0.5, 0.7], 0.7, [0.8], key="best"),  # no record: it has risen and fallen
+        records([0.9, 0.5, 0.4], 0.4, [0.45, 0.42], key="loss"),
+        records([0.4], 0.4, [0.45]),  # nothing says whether low is good
+    ],
+)
+def test_records_that_are_no_fault(healthy: Run) -> None:
+    assert findings(BestForgotten, healthy) == []
+
+
+# ---- CKP119 ----
+def test_latest_by_name() -> None:
+    def resumed_from(newest: str, restored: bool = True) -> Run:
+        begin, end = load()
+        begin.data["newest"] = newest  # type: ignore[index]
+        given = [event("load_optimizer", line=61, s=3, source=PATH)] if restored else []
+        return run([recording([begin, end, *given], [row(n) for n in range(8)])])
+
+    found = findings(LatestByName, resumed_from("step-120.pt"))
+    assert [(f.code, f.where and f.where.line) for f in found] == [("CKP119", 50)] and "step-120.pt" in found[0].message
+    assert findings(LatestByName, resumed_from("")) == []
+    assert findings(LatestByName, resumed_from("step-120.pt", restored=False)) == []
