@@ -173,12 +173,12 @@ def _digest(module: Any) -> int:
 
 def _other_optimizer(one: Restored) -> Made | None:
     """Of the same kind, for as many parameters, and without a load."""
-    living = marks.optimizers()
     for made in _made:
         thing = made.ref()
-        if thing is not None and not made.loaded and any(thing is o for o in living) and type(thing).__name__ == one.kind:
-            if sum(len(g["params"]) for g in thing.param_groups) == one.num:
-                return made
+        if made.loaded or type(thing).__name__ != one.kind or not any(thing is o for o in marks.optimizers()):
+            continue
+        if sum(len(g["params"]) for g in thing.param_groups) == one.num:
+            return made
     return None
 
 

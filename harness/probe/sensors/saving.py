@@ -1,10 +1,10 @@
 """Checkpoint files: torch.save and torch.load.
 
 Event "save" (before and after): site, path (real; "" for a buffer), done, error; before: what `shape_of` says.
-Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only, newest
-(before the first 4 of a statement: see siblings.py), and after it what `shape_of` says, locations {storage tag: number} as saved, device (this process's own), savers [{line, text, same}] of a
-load that failed: the calls of torch.save in the same file, and whether they name the same path expression. After 256 loads of a process
-only failures are told.
+Event "load" (before, and after it succeeded or failed): site, path, done, exists, error, error_type, map_location, weights_only,
+newest (before the first 4 of a statement: see siblings.py), and after it what `shape_of` says, locations {storage tag: number} as saved,
+device (this process's own), savers [{line, text, same}] of a load that failed: the calls of torch.save in the same file, and whether they
+name the same path expression. After 256 loads of a process only failures are told.
 Event "reload" (at 32, 64, 128, ... loads of one file by one statement): site, path, num, took_s (all of them), steps (in how many steps).
 `shape_of`: kind, keys, groups {key: role}, numbers {key: value}, tensors (names, first 400), num_tensors; after a load (first 4 of a
 statement) shapes, digests of these tensors, here {name: digests that parameters of this name have in the models that there are}.
