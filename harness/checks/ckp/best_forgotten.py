@@ -81,4 +81,5 @@ def _lost(run: Run, load: files.Load) -> tuple[str, float, float] | None:
 def _way(*series: Sequence[float]) -> int:
     """1: the values only rise; -1: they only fall; 0: neither, or they never change."""
     steps = [b - a for one in series for a, b in itertools.pairwise(one)]
-    return (all(s >= 0 for s in steps) - all(s <= 0 for s in steps)) if any(steps) else 0
+    rises, falls = all(s >= 0 for s in steps), all(s <= 0 for s in steps)
+    return int(rises) - int(falls)

@@ -137,7 +137,7 @@ def _judge() -> None:
             continue
         other = _other_module(one) if one.what == "module" else _other_optimizer(one)
         if other is not None:
-            thing = other.ref()
+            thing: Any = other.ref()
             held = {id(p) for o in marks.optimizers() for g in o.param_groups for p in g["params"]}
             S.recorder.event(
                 "restored_lost", one.site, what=one.what, kind=one.kind, num=one.num, source=one.source,
@@ -174,7 +174,7 @@ def _digest(module: Any) -> int:
 def _other_optimizer(one: Restored) -> Made | None:
     """Of the same kind, for as many parameters, and without a load."""
     for made in _made:
-        thing = made.ref()
+        thing: Any = made.ref()
         if made.loaded or type(thing).__name__ != one.kind or not any(thing is o for o in marks.optimizers()):
             continue
         if sum(len(g["params"]) for g in thing.param_groups) == one.num:
