@@ -112,6 +112,15 @@ class Pass:
         return number(self._field("steps"))
 
     @property
+    def backwards(self) -> int:
+        return number(self._field("backwards"))
+
+    @property
+    def first_trained(self) -> int:
+        """Which of its batches the first backward followed, counted from 1; 0: none."""
+        return number(self._field("first_trained"))
+
+    @property
     def complete(self) -> bool:
         return bool(self._field("complete"))
 

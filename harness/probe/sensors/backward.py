@@ -130,7 +130,7 @@ def _enter(loss: Any, site: sites.Site) -> None:
     if S.let_go:
         S.let_go[0].settle()
     for loop in S.loops:
-        loop.backwards += 1
+        loop.note_backward()
     _look_at_wrapped(since, loss, site)
 
 

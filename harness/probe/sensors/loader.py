@@ -4,7 +4,8 @@ Event "loader" (each `iter(loader)`): loop, loader (order of construction), made
 nearest first), base_seed (of the workers), what `datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
-smallest, last], backwards, collectives, steps, complete, grad (grad mode on), training (a trained or wrapped module was in train mode),
+smallest, last], backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on),
+training (a trained or wrapped module was in train mode),
 data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from it to the last one, in the call that found
 the end), worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
 seeded with), own [before, after] (states of the dataset's own
@@ -62,7 +63,7 @@ class Pass:
         self.rows: list[int] = []
         self.labels: list[int] = []
         self.sizes = [0, 1 << 60, 0]
-        self.num_batches = self.num_samples = self.backwards = self.collectives = 0
+        self.num_batches = self.num_samples = self.backwards = self.collectives = self.first_trained = 0
         self.step_before = S.steps
         self.grad = self.training = False
         self.data_s = 0.0
@@ -82,6 +83,10 @@ class Pass:
         if self.num_batches == 1:
             self.first_at, self.times[1] = now, took_s
         self.times[2] = now - self.first_at
+
+    def note_backward(self) -> None:
+        self.backwards += 1
+        self.first_trained = self.first_trained or self.num_batches
 
     def let_go(self) -> None:
         """The iterator is gone. `next(iter(loader))` leaves a batch behind that may be trained on: the next backward tells."""
@@ -112,7 +117,8 @@ class Pass:
             "pass", self.site, loop=self.loop, loader=self.loader, num_batches=self.num_batches, num_samples=self.num_samples,
             order=self.order,
             indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), content=self.content, batch_sizes=self.sizes,
-            backwards=self.backwards, collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
+            backwards=self.backwards, first_trained=self.first_trained,
+            collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
             training=self.training, data_s=round(self.data_s, 6),
             times=[round(t, 5) for t in self.times], worker_random=list(self.page[:4]) if self.page is not None else None,
             worker_seeds=workerseeds.told(self.page, self.num_workers) if self.page is not None else None,

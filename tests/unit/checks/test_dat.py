@@ -12,7 +12,7 @@ import builder
 import pytest
 from builder import event, recording, row, site
 
-from harness.checks.base import Check
+from harness.checks.base import Check, NotApplicable
 from harness.checks.dat.batch_sampler import BatchSamplerNotSharded
 from harness.checks.dat.coverage import ShardsDoNotCover
 from harness.checks.dat.epoch_not_set import EpochNotSet
@@ -24,6 +24,7 @@ from harness.checks.dat.other_set import SamplerOfAnotherSet
 from harness.checks.dat.rank_identical_rng import RankIdenticalRng
 from harness.checks.dat.resume import ShuffleRestarts
 from harness.checks.dat.seed_differs import SeedDiffers
+from harness.checks.dat.skipped_again import SkippedAgain
 from harness.checks.dat.split_differs import SplitDiffers
 from harness.checks.dat.uneven import UnevenInputs
 from harness.checks.dat.worker_rng import WorkerRngIdentical
@@ -755,3 +756,25 @@ def test_samplers_over_another_object_that_are_meant() -> None:
         [*one_pass(0, share(r, num=32), dealt={"kind": "Data", "len": 32}, **shuffled(r)), *one_pass(1, share(r), **shuffled(r))] for r in range(2)
     ))  # fmt: skip
     silent(SamplerOfAnotherSet, curriculum)  # the whole set comes later
+
+
+def after_a_load(skips: list[int], *, loaded: bool = True, forwards: int = 1) -> Run:
+    """Passes of 10 batches behind a load, of which the first `skips` are not trained on; one step a batch."""
+    indices, own, rows = list(range(40)), [event("load", line=9, path="last.pt")] if loaded else [], []
+    for epoch, skip in enumerate(skips):
+        begun = len(rows)
+        rows += [row(begun + n, num_forward=forwards if n == 0 else 1) for n in range(10 - skip)]
+        opened, closed = one_pass(epoch, indices, backwards=10 - skip, steps=10 - skip, s=len(rows))
+        own += [opened, Event("pass", closed.t_ns, len(rows), {**closed.data, "first_trained": skip + 1})]
+    return two(own, list(own), rows=(rows, rows))
+
+
+def test_a_resume_that_skips_in_every_epoch() -> None:
+    assert "first 6 of 10 batches" in said(SkippedAgain, after_a_load([6, 6, 6])).message
+
+
+def test_what_is_skipped_once_or_used_otherwise_is_healthy() -> None:
+    silent(SkippedAgain, after_a_load([6, 0, 0]))
+    silent(SkippedAgain, after_a_load([2, 2], forwards=3))  # they calibrate the model first
+    with pytest.raises(NotApplicable, match="no checkpoint is loaded"):
+        list(SkippedAgain().end(after_a_load([6, 6], loaded=False)))
