@@ -31,7 +31,7 @@ def statement(site: Site) -> Site | None:
         return (site[0], sums.lineno, _title(function))
     seeds = _names_at(function, site[1])
     found = _kept(tree, function, _spread(function, seeds), MAX_DEPTH, set()) or _kept_by_hook(tree) or _kept_in_forward(site[0])
-    return (site[0], found.lineno, _title(syntax.function_at(tree, found.lineno))) if found is not None else None
+    return (site[0], found.lineno, _title(syntax.function_at(tree, found.lineno))) if found is not None else _kept_on_ctx()
 
 
 def candidates(site: Site) -> list[Site]:
@@ -65,6 +65,26 @@ def _kept_in_forward(file: str) -> ast.stmt | ast.expr | None:
         if method.name == "forward" and _keeps(node, _spread(method, parameters)):
             return node
     return None
+
+
+def _kept_on_ctx() -> Site | None:
+    """`ctx.y = y` in a Function's forward that returns y: the graph's node holds the context, the context the output, the output its node."""
+    files = cuts.user_files()
+    trees = [(name, tree) for name in (files if len(files) <= cuts.MAX_FILES else ()) if (tree := syntax.tree(name)) is not None]
+    for name, tree in trees:
+        kinds = [n for n in syntax.nodes(tree) if isinstance(n, ast.ClassDef) and any(ast.unparse(b).endswith("Function") for b in n.bases)]
+        for method in [m for kind in kinds for m in kind.body if isinstance(m, ast.FunctionDef) and m.name == "forward" and m.args.args]:
+            nodes = syntax.own_nodes(method)
+            given = {label for n in nodes if isinstance(n, ast.Return) and n.value for part in _parts(n.value) if (label := _label(part))}
+            for node in nodes:
+                if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
+                    if _label(target.value) == method.args.args[0].arg and any(_label(part) in given for part in _parts(node.value)):
+                        return (name, node.lineno, method.name)
+    return None
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    return node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
 
 
 def _loops_around(tree: ast.Module, line: int, depth: int = 2) -> list[ast.stmt]:
@@ -179,7 +199,10 @@ def _carries(node: ast.AST, names: set[str], calls: frozenset[str] = frozenset()
         inside = [*node.args, *(k.value for k in node.keywords)]
         inside += [node.func.value] if isinstance(node.func, ast.Attribute) else []
         return any(_carries(part, names, calls) for part in inside)
-    if isinstance(node, (ast.JoinedStr, ast.Compare, ast.Lambda)):
+    if isinstance(node, ast.Lambda):  # it runs later, whatever it then makes of the tensor: until then it holds it
+        held = {label for part in ast.walk(node.body) if (label := _label(part))} - {a.arg for a in node.args.args}
+        return bool(held & names) or any(_carries(part, names, calls) for part in node.args.defaults)
+    if isinstance(node, (ast.JoinedStr, ast.Compare)):
         return False
     return any(_carries(part, names, calls) for part in ast.iter_child_nodes(node))
 

@@ -24,6 +24,7 @@ Known limits
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
@@ -34,6 +35,10 @@ from harness.record import Recording, Run, where_of
 MIN_STEPS = 12  # over which the number has to climb
 MIN_A_STEP = 0.8
 MIN_SHORT, MIN_TIMES, SHARE = 6, 3, 0.7  # steps, climbs, share of all steps: a sum that is emptied after every short epoch
+
+
+ATTRIBUTE = re.compile(r"^\w+\.\w+ = [\w, ]+$")
+ON_CTX = "hand it to `ctx.save_for_backward(...)`: as an attribute the output holds the node that holds it"
 
 
 class LossKeptWithGraph(Check):
@@ -52,12 +57,15 @@ class LossKeptWithGraph(Check):
         if not climbing:
             return
         rank, recording, (first, last, from_num, to_num) = max(climbing, key=lambda item: item[2][3] - item[2][2])
+        where = _keeper(recording)
+        on_ctx = where is not None and where.function == "forward" and ATTRIBUTE.match(where.text) is not None
         yield self.finding(
-            f"{to_num} autograd graphs of earlier steps are alive after step {last}: losses or outputs are kept with their graph",
-            where=_keeper(recording),
+            f"{to_num} autograd graphs of earlier steps are alive after step {last}: "
+            + ("a Function keeps its own output on its context" if on_ctx else "losses or outputs are kept with their graph"),
+            where=where,
             ranks=sorted({rank for rank, _, _ in climbing}),
             notes=[f"rank {rank}: {from_num} graphs alive at step {first}, {to_num} at step {last}"],
-            help="keep `loss.detach()` for a tensor or `loss.item()` for a number",
+            help=ON_CTX if on_ctx else "keep `loss.detach()` for a tensor or `loss.item()` for a number",
         )
 
 

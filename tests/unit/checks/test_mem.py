@@ -185,6 +185,11 @@ def test_empty_and_torn_recordings_never_crash(check: type) -> None:
 
 
 KEPT = {
+    "by a line that is written later": (
+        "class Log:\n    def step(self, n, loss):\n        self.lines.append(lambda: f'{n} {float(loss):.3f}')\n"
+        "def f():\n    for n, b in data:\n        loss = model(b)\n        loss.backward()\n        log.step(n, loss)\n", 7, 3),
+    "by a default of a lambda": (
+        "def f():\n    for b in data:\n        loss = model(b)\n        loss.backward()\n        h.append(lambda loss=loss: loss.item())\n", 4, 5),
     "appended": ("def f():\n    h = []\n    for b in data:\n        loss = model(b)\n        loss.backward()\n"
     "        h.append(loss)\n", 5, 6),
     "summed by the caller": (
@@ -325,3 +330,23 @@ def test_a_cache_of_bounded_size_is_not_named(tmp_path: Path, monkeypatch: pytes
     source = CLASSES.replace("ATTENTION", "1").replace("        return self.cache[key]", "        if len(self.cache) > 9: self.cache.popitem()\n        return 1")
     file = in_file(tmp_path, monkeypatch, source)
     assert keepers.candidates((file, 21, "main")) == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "line"), [("ctx.y = y", 5), ("ctx.held = (w, y)", 5), ("ctx.save_for_backward(y)", 0), ("ctx.w = w", 0), ("ctx.n = y.numel()", 0)]
+)
+def test_an_output_on_the_context(kept: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "sine.py"
+    file.write_text(
+        f"class Sine(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x, w):\n        y = torch.sin(w * x)\n        {kept}\n"
+        "        return y\ndef f():\n    for b in data:\n        loss = model(b)\n        loss.backward()\n"
+    )
+    monkeypatch.setattr("harness.probe.cuts.user_files", lambda: [str(file)])
+    found = keepers.statement((str(file), 10, "f"))
+    assert (found[1] if found is not None else 0) == line
+
+
+def test_help_for_an_output_on_the_context() -> None:
+    kept = event("graphs", s=7, alive=8, mode="train", keeper=site(18, "ctx.y = y", func="forward"), line=28)
+    (found,) = findings(LossKeptWithGraph, graphs(list(range(1, 41)), (kept,)))
+    assert "save_for_backward" in found.help and "its own output" in found.message
