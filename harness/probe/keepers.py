@@ -74,13 +74,18 @@ def _kept_on_ctx() -> Site | None:
     for name, tree in trees:
         kinds = [n for n in syntax.nodes(tree) if isinstance(n, ast.ClassDef) and any(ast.unparse(b).endswith("Function") for b in n.bases)]
         for method in [m for kind in kinds for m in kind.body if isinstance(m, ast.FunctionDef) and m.name == "forward" and m.args.args]:
-            nodes = syntax.own_nodes(method)
-            given = {label for n in nodes if isinstance(n, ast.Return) and n.value for part in _parts(n.value) if (label := _label(part))}
-            for node in nodes:
-                if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Attribute):
-                    if _label(target.value) == method.args.args[0].arg and any(_label(part) in given for part in _parts(node.value)):
-                        return (name, node.lineno, method.name)
+            line = _own_output(method)
+            if line:
+                return (name, line, method.name)
     return None
+
+
+def _own_output(method: ast.FunctionDef) -> int:
+    """The line of a forward that puts into an attribute of its context what it returns; 0: none."""
+    nodes, ctx = syntax.own_nodes(method), method.args.args[0].arg
+    given = {_label(part) for n in nodes if isinstance(n, ast.Return) and n.value is not None for part in _parts(n.value)} - {""}
+    put = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Attribute) and _label(n.targets[0].value) == ctx]
+    return next((n.lineno for n in put if any(_label(part) in given for part in _parts(n.value))), 0)
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:

@@ -5,7 +5,7 @@ What it does
     synchronised between the measurement and the report, or although the source uses one entry alone of what was gathered from all
     ranks. A reported number that is the mean of what this rank alone measured without
     gradients (losses, numbers read with item()) counts whatever was synchronised between. A training loss of one share counts where it is
-    stored in a table as well.
+    stored in a table as well. Also, in training too: a count over the share that the source divides by the length of the whole set.
 
 Why it is bad
     The number is that of 1/world_size of the data: noisier, and off by more than the differences one looks for. Best checkpoints are
@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
-from harness.checks.evl import evaluations, losses, measured, reports
+from harness.checks.evl import evaluations, losses, measured, over_whole, reports
 from harness.checks.evl.evaluations import Evaluation
 from harness.checks.evl.losses import Epoch
 from harness.checks.evl.measured import Measured
@@ -72,7 +72,21 @@ class MetricFromOneShard(Check):
             if found is not None:
                 yield found
                 return
+        divided = over_whole.first(run)
+        if divided is not None:
+            yield self._over_whole(divided)
+            return
         yield from self._stored(run, epochs)
+
+    def _over_whole(self, found: over_whole.Divided) -> Finding:
+        one, report = found.one, found.report
+        return self.finding(
+            f"what rank {one.rank} counts over its {one.num_samples} samples is divided by the {one.dataset_len} of the whole set",
+            where=found.where,
+            ranks=(one.rank,),
+            notes=[f"reported: {report.text[:120]}", "no collective between the loop and the report"],
+            help="all-reduce the count on every rank before it is divided",
+        )
 
     def _own_mean(self, run: Run, one: Measured, group: Sequence[Measured], epochs: list[Epoch]) -> Finding | None:
         """The mean of what this rank measured, which is not that of all ranks."""

@@ -11,7 +11,7 @@ the end), worker_random ([torch, python, numpy, own] generators moved in a worke
 seeded with), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
 attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences. Event "loop" (first time a
-statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`. Event "batches_held" (8
+statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py. Event "batches_held" (8
 steps after a complete pass without backward): loop, alive (of its first 4 batches, how many somebody still keeps). Event "set_epoch":
 epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
@@ -27,7 +27,7 @@ from array import array
 from functools import partial
 from typing import Any
 
-from .. import datasets, digests, origins, sites, workerseeds
+from .. import datasets, digests, origins, overwhole, sites, workerseeds
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import before, quiet, wrap
@@ -161,7 +161,7 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
         S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=datasets.fingerprint(loader.dataset), drawn=[*rng.early])
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])
-        S.recorder.event("loop", site, of="loader", **origins.loops(stack))
+        S.recorder.event("loop", site, of="loader", whole=overwhole.told(site, _made.get(id(loader))), **origins.loops(stack))
 
 
 _made: dict[int, dict[str, Any]] = {}

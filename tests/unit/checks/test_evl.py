@@ -440,6 +440,23 @@ def test_mean_of_metrics() -> None:
     silent(MeanOfMetrics, metrics(0.42, 0.50, kind="max"))
 
 
+def test_a_count_over_the_length_of_the_whole_set() -> None:
+    def run(text: str, y: int = 5, whole: bool = True, collectives: int = 0) -> Run:
+        own = []
+        for rank in range(2):
+            told = event("loop", line=30, of="loader", whole=site(35) if whole else None)
+            drawn = trained(0, 2, y=5, opened=sampler(rank), collectives=collectives)
+            own.append([told, *drawn, *([says(text, s=2, y=y)] if rank == 0 else [])])
+        return two(*own, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
+
+    found = said(MetricFromOneShard, run("acc 0.412"))
+    assert found.where and found.where.line == 35 and "its 10 samples is divided by the 20" in found.message
+    silent(MetricFromOneShard, run("acc 0.412", whole=False))
+    silent(MetricFromOneShard, run("acc 0.412", y=6))  # reduced in between
+    silent(MetricFromOneShard, run("acc 0.412", collectives=1))
+    silent(MetricFromOneShard, run("[rank 0] acc 0.412"))
+
+
 def test_values_of_a_line() -> None:
     line = Report(0, None, 0, 0, 0, "epoch 3 lr 0.0100 loss 1.2345 acc 87.50% took 2.31 s, 1.5e-3", "print")
     assert [(v.value, v.digits) for v in line.values()] == [(1.2345, 5), (87.5, 4), (0.0015, 2)]
