@@ -70,6 +70,7 @@ class Desk(Protocol):
     watch: Any  # (folder, plan) -> Watching
     interrupts: Interrupts
     cores: int
+    suspected: set[str]
     while_loading: Callable[[], None] | None
 
 
@@ -223,6 +224,7 @@ class Look:
         key = (finding.code, finding.where)
         if finding.severity > Severity.ADVICE and key not in self._suspected:
             self._suspected.add(key)
+            self.session.suspected.add(finding.code)
             self.session.live.suspect(finding)
 
     def complete(self, ending: Ending) -> Ending:

@@ -95,6 +95,7 @@ class Session:
     cores: int = field(default_factory=replay.num_cores)
     slurm: Submitting | None = None
     detach: bool = False
+    suspected: set[str] = field(default_factory=set)  # codes shown while the present run went on
     while_loading: Callable[[], None] | None = None  # once, while the first run loads torch and we would only wait
 
     def run(self, jobs: Sequence[tuple[Job, Judging]]) -> list[Result]:
@@ -148,6 +149,7 @@ class Session:
 
     def _carry(self, run: Prepared) -> Result:
         self.live.begin(run.plan)
+        self.suspected.clear()
         ending = self.supervise(run.plan, run.folder, run.judging, fail_fast=run.fail_fast, on_hang=run.on_hang)
         if ending.reason == DETACHED:
             return self._leave(run, ending)
@@ -193,6 +195,7 @@ class Session:
         run = replay.read_run(folder, plan, ending, self.cores)
         verdict = replay.settle(run, judging, self.interrupts.code)
         report = report_json.finished(run, verdict, argv, started_ns)
+        self.live.taken_back(self.suspected.difference(*((f.code, *f.consequences) for f in verdict.findings)))
         try:
             if ending.reason == "folder-deleted":  # made again for the report alone: a verdict has to lie somewhere
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

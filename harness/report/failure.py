@@ -19,10 +19,11 @@ ENTRY = re.compile(r'\s*File "([^"]*)", line \d+')
 
 def first_failure(run: Run, findings: Sequence[Finding]) -> tuple[int, Event] | None:
     """(rank, failure event) of the culprit: the rank that an error names, else the earliest."""
-    events = [(rank, e) for rank, e in run.events(protocol.FAILURE)]
+    named = {rank for f in findings if f.code.startswith("LAU") for rank in f.ranks[:1]}
+    well = {e.rank for e in run.ending.exits if e.code == 0} - named  # it caught the exception and went on
+    events = [(rank, e) for rank, e in run.events(protocol.FAILURE) if rank not in well]
     if not events:
         return None
-    named = {rank for f in findings if f.code.startswith("LAU") for rank in f.ranks[:1]}
     return min(events, key=lambda item: (item[0] not in named, item[1].t_ns)) if named else min(events, key=lambda item: item[1].t_ns)
 
 

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -92,6 +92,11 @@ class Live:
 
     def note(self, text: str) -> None:
         self.block(self.style.paint(f"note        {text}", "dim"))
+
+    def taken_back(self, codes: Iterable[str]) -> None:
+        """Suspects that the verdict does not hold: what was printed as one has to be unsaid."""
+        if listed := ", ".join(sorted(codes)):
+            self.note(f"taken back: {listed}, suspected while it ran, which the whole recording does not show")
 
     def script(self, rank: int, lines: list[str]) -> None:
         shown = [console.script_line(rank, line, self.style) for raw in lines for line in clean(raw).split("\n") if line.strip()]

@@ -121,3 +121,12 @@ def test_no_animation_in_ci_or_off_a_terminal() -> None:
     assert not animated({}, False)
     assert not animated({"CI": "true"}, True)
     assert not animated({"TERM": "dumb"}, True)
+
+
+def test_a_suspect_that_the_verdict_does_not_hold_is_unsaid() -> None:
+    stream = io.StringIO()
+    shown = Live(stream, Style())
+    shown.taken_back(())
+    assert stream.getvalue() == ""
+    shown.taken_back({"SYN126", "LAU101"})
+    assert "taken back: LAU101, SYN126," in stream.getvalue()

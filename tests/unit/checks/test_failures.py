@@ -193,3 +193,11 @@ def test_what_torch_says_is_told_in_the_words_of_the_script() -> None:
 def test_an_exception_of_the_users_own_is_not_explained_away() -> None:
     found = fell("'image'", kind="KeyError")
     assert not found.notes and found.help.startswith("fix this line")
+
+
+def test_an_exception_that_was_caught_is_not_shown_as_the_first_failure() -> None:
+    from harness.report.failure import failure_lines
+
+    caught = event("failure", line=54, type="Preempted", message="", trace="")
+    assert failure_lines(run([recording([caught], rank=0), recording(rank=1)], exits=(0, 0)), ()) == []
+    assert failure_lines(run([recording([caught], rank=0), recording(rank=1)], exits=(1, 0)), ())[0].startswith("rank 0 failed first")
