@@ -22,6 +22,18 @@ def assignments(file: str, attribute: str) -> list[Site]:
     return sorted(found, key=lambda s: s[1])
 
 
+def rebinds(file: str) -> list[Site]:
+    """Statements in `file` that give parameters other memory: `p.data = ...`, and torch's vector_to_parameters, which does that."""
+    tree = syntax.tree(file)
+    calls: list[Site] = [
+        (file, node.lineno, getattr(syntax.function_at(tree, node.lineno), "name", ""))
+        for node in (syntax.nodes(tree) if tree is not None else ())
+        if tree is not None and isinstance(node, ast.Call)
+        and (getattr(node.func, "attr", "") == "vector_to_parameters" or getattr(node.func, "id", "") == "vector_to_parameters")
+    ]  # fmt: skip
+    return sorted({*assignments(file, "data"), *calls}, key=lambda s: s[1])
+
+
 @cache
 def writes(file: str, line: int, attribute: str) -> Site | None:
     """The first statement of the function at `line` that assigns to `.attribute` or calls an in-place method (`mul_`, `copy_`, ...) of it."""

@@ -18,7 +18,8 @@ Right
     # or open files and pools in worker_init_fn
 
 Known limits
-    A worker that is merely slow for longer than the hang timeout looks the same.
+    A worker that is merely slow for longer than the hang timeout looks the same. Processes that are joined before their queue is read are told
+    apart: a child that has put much into a queue does not end until that has been taken out.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class DeadlockedWorker(Check):
         if own and len(own) == len(waits.workers(run)):
             joining = [w for w in found if w.op == "join" or not w.peers]
             many = len(own) > 1
+            if unread := [w for w in own if w.flushing]:
+                yield self._unread(run, unread, [w.rank for w in joining])
+                return
             yield self.finding(
                 f"{len(own)} worker process{'es' if many else ''} stand{'' if many else 's'} still in {_place(own[0])}",
                 where=own[0].where,
@@ -76,6 +80,21 @@ class DeadlockedWorker(Check):
                     "thread pools in worker_init_fn",
                 )
                 return
+
+    def _unread(self, run: Run, unread: list[waits.Worker], ranks: list[int]) -> Finding:
+        """A child does not end before its queue has been read, and the parent does not read before the child has ended."""
+        pids = {w.pid for w in unread}
+        last = [e[-1] for process in run.processes if (e := [j for j in process.of("joining") if j["child"] in pids])]
+        place = f" ({last[0].where.place})" if last and last[0].where is not None else ""
+        many = len(unread) > 1
+        return self.finding(
+            f"{len(unread)} process{'es' if many else ''} wait{'' if many else 's'} at the exit until what {'they' if many else 'it'} put into a queue is taken "
+            f"out, and {f'the parent waits for their end{place}' if last else 'nobody reads it'}",
+            where=last[0].where if last else unread[0].where,
+            ranks=ranks,
+            notes=["a queue's pipe holds 64 KiB: a larger message needs its reader, small ones went through"],
+            help="take all results out of the queue before the processes are joined",
+        )
 
 
 def _threads(loader: Event) -> list[str]:

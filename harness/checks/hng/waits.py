@@ -121,6 +121,7 @@ class Worker:
     code: int | None  # of its end; None where it still lives
     where: Where | None
     inner: str  # its innermost function
+    flushing: bool = False  # at its exit, it waits until what it put into a queue is taken out
 
 
 def workers(run: Run) -> list[Worker]:
@@ -138,7 +139,7 @@ def workers(run: Run) -> list[Worker]:
                 Worker(process.pid, code if isinstance(code, int) else int(bool(failed)), failed[-1].where if failed else None, "")
             )
         elif stalls and stalls[-1].t_ns >= _last_moved(process):
-            found.append(Worker(process.pid, None, _place(stalls[-1]), str(stalls[-1]["inner"] or "")))
+            found.append(Worker(process.pid, None, _place(stalls[-1]), str(stalls[-1]["inner"] or ""), bool(stalls[-1]["flushing"])))
     return found
 
 

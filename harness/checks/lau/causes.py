@@ -15,6 +15,9 @@ EXISTS = re.compile(r"File exists: '([^']+)'")
 NO_GROUP = re.compile(r"[Dd]efault process group has not been initialized")
 TWICE = re.compile(r"initialize the default process group twice")
 
+GONE = ("ConnectionRefusedError", "ConnectionResetError", "FileNotFoundError", "EOFError")
+HANDED_OUT = re.compile(r"\bin (rebuild_storage_fd|rebuild_storage_filename)\b")
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -25,7 +28,7 @@ class Cause:
 
 def of(run: Run, fall: blame.Fall) -> Cause | None:
     """The cause of a fall, as far as it is known: what the recording shows goes before what the text means."""
-    return left_behind(fall) or made_by_another(run, fall) or group_gone(run, fall) or joined_twice(run, fall) or meaning(fall)
+    return left_behind(fall) or made_by_another(run, fall) or group_gone(run, fall) or joined_twice(run, fall) or producer_gone(run, fall) or meaning(fall)
 
 
 def meaning(fall: blame.Fall) -> Cause | None:
@@ -64,6 +67,21 @@ def joined_twice(run: Run, fall: blame.Fall) -> Cause | None:
         return None
     at = f" at {first.where.place}" if first.where is not None else ""
     return Cause(f"this process had joined the process group before{at}", "keep one of the two calls, or ask `dist.is_initialized()` first")
+
+
+def producer_gone(run: Run, fall: blame.Fall) -> Cause | None:
+    """A tensor that came through a queue is rebuilt from memory that the process which put it there hands out: that one has ended."""
+    if fall.event is None or fall.event["op"] == "data" or str(fall.event["type"]) not in GONE or not HANDED_OUT.search(str(fall.event["trace"])):
+        return None
+    process = _process(run, fall)
+    joined = [e for e in process.of("process_join") if e.t_ns <= fall.t_ns and not e["left"]] if process is not None else []
+    waited = where_of(joined[-1]["at"]) if joined else None
+    ended = f": {len(joined)} process{'es' * (len(joined) > 1)} had been joined" + (f" at {waited.place}" if waited is not None else "") if joined else ""
+    return Cause(
+        f"what comes out of the queue is a tensor in shared memory, which its sender hands out, and the sender has ended before it was taken{ended}",
+        "take everything out of the queue before the processes are joined, and let them wait for an event until that is done; or send what needs "
+        "no sender: `tensor.numpy()`, `tensor.tolist()`, a file",
+    )
 
 
 def left_behind(fall: blame.Fall) -> Cause | None:

@@ -15,7 +15,8 @@ Right
     dist.init_process_group("nccl")      # RANK, not the node's number and not LOCAL_RANK
 
 Known limits
-    Ranks that never reach init_process_group are not compared, nor is one that asks when the other has given its group up or ended.
+    Ranks that never reach init_process_group are not compared, nor is one that asks when the other has given its group up or ended. Where each
+    rank of the launcher spawns a world of its own, that is said.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import blame, rendezvous
 from harness.model import Finding, Severity
 from harness.probe import protocol
-from harness.record import Recording, Run
+from harness.record import Event, Recording, Run, number
 
 
 class SameRankTwice(Check):
@@ -51,6 +52,9 @@ class SameRankTwice(Check):
             return
         (rank, _), same = doubled[0]
         launched = sorted(r.env_rank for r in same if r.env_rank >= 0)
+        if (spawned := _spawned_by(run, same)) is not None:
+            yield self._two_launchers(rank, same, spawned)
+            return
         yield self.finding(
             f"{len(same)} processes ask to be rank {rank}",
             where=same[0].of("rendezvous")[-1].where,
@@ -58,6 +62,31 @@ class SameRankTwice(Check):
             notes=[f"the launcher started them as {blame.plural(launched)}" if launched else "they were made by the script itself"],
             help='take the rank from the launcher: `rank=int(os.environ["RANK"])`, or call init_process_group without rank',
         )
+
+    def _two_launchers(self, rank: int, same: list[Recording], starts: list[tuple[Recording, Event]]) -> Finding:
+        ranks = sorted(parent.env_rank for parent, _ in starts)
+        return self.finding(
+            f"two launchers are at work: {blame.plural(ranks)}, which the launcher started, each start a world of their own, and {len(same)} "
+            f"processes ask to be rank {rank}",
+            where=starts[0][1].where,
+            ranks=ranks,
+            notes=[f"{len(starts)} processes of the launcher run this line", f"their children meet at {_place(same[0])}"],
+            help="start a script that makes its own processes with plain `python`; or under torchrun, leave the spawning out and call the training "
+            'function once, with `rank=int(os.environ["RANK"])`',
+        )
+
+
+def _spawned_by(run: Run, same: list[Recording]) -> list[tuple[Recording, Event]] | None:
+    """The launcher's ranks that started these processes, and where; None unless each was started by another one."""
+    parents = {r.pid: r for r in run.processes if r.role == "main" and r.env_rank >= 0 and number(r.start.get("world_size"), 1) > 1}
+    found: dict[int, tuple[Recording, Event]] = {}
+    for child in same:
+        parent = parents.get(child.ppid)
+        start = next((e for e in parent.of("process_start") if e["child"] == child.pid), None) if parent is not None else None
+        if parent is None or start is None or child.role != "child":
+            return None
+        found[parent.pid] = (parent, start)
+    return list(found.values()) if len(found) == len(same) else None
 
 
 def _at_one_time(claims: list[Recording]) -> list[Recording]:

@@ -5,8 +5,8 @@ What it does
     of the same shapes.
 
 Why it is bad
-    The optimizer holds a local copy, or `p.data = ...` makes new private tensors: each worker improves, the shared model stays as it was. So it
-    does where the worker is given a copy: `copy.deepcopy()` of a shared model is private again.
+    The optimizer holds a local copy, or `p.data = ...` makes new private tensors, as `vector_to_parameters()` does: each worker improves, the
+    shared model stays as it was. So it does where the worker is given a copy: `copy.deepcopy()` of a shared model is private again.
 
 Wrong
     local = copy.deepcopy(shared)
@@ -30,7 +30,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.shm import workers
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
-from harness.record import Run
+from harness.record import Run, where_of
 
 
 class SharedModelNeverUpdated(Check):
@@ -45,7 +45,8 @@ class SharedModelNeverUpdated(Check):
         if not any(m.shared for t in teams for w in t.workers for m in w.models):
             raise NotApplicable("no model is shared with other processes")
         for one in sorted(workers.untouched(run), key=lambda one: one.model.outside):
-            where = one.model.copied or _step_site(one) or one.workers[0].where
+            lost, rebound = _unshared(one)
+            where = one.model.copied or rebound or _step_site(one) or one.workers[0].where
             if not one.model.shared or (one.model.outside and not one.used):
                 continue
             steps = sum(w.steps for w in one.workers)
@@ -54,12 +55,22 @@ class SharedModelNeverUpdated(Check):
                 f"{workers.counted(one.workers, 'worker', 'workers')} took {steps} steps on other tensors",
                 where=where,
                 ranks=(one.team.rank,),
-                notes=[f"its {one.model.num} parameters are bit-identical before and after", *_what(one)],
+                notes=[f"its {one.model.num} parameters are bit-identical before and after", *lost, *_what(one)],
                 help="build the optimizer on the shared model's parameters and give them the gradients; change them in place "
                 "(`p.add_(...)`, not `p.data = ...`)",
                 evidence={"workers": len(one.workers), "steps": steps},
             )
             return  # a private copy beside the shared model shows the same mistake once more
+
+
+def _unshared(one: workers.Untouched) -> tuple[list[str], Where | None]:
+    """Whether a worker's parameters lay in shared memory at first and no more after a step, and the one statement of its file that could do that."""
+    events = [e for w in one.workers if w.recording is not None for e in w.recording.of("unshared")]
+    if not events:
+        return [], None
+    places = [w for site in events[0]["at"] or () if (w := where_of(site)) is not None]
+    note = f"{events[0]['num']} tensors of a worker lay in shared memory and lie in its own since its first step: their `.data` was assigned"
+    return [note], places[0] if len(places) == 1 else None
 
 
 def _step_site(one: workers.Untouched) -> Where | None:

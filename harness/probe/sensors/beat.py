@@ -5,7 +5,7 @@ It is started before the first process group, at the first step and in processes
 Event "stacks": request, op, op_site, phase, threads {name: [site...]} innermost first: all frames of the user's code and the innermost of
 any.
 Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, stack [site...] of the main thread, inner (its innermost
-function).
+function), flushing (it is at its exit and waits until its queue is read).
 Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was
 in); only while memory moves.
 Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
@@ -122,7 +122,7 @@ class Beat:
             frames, inner = main_stack()
             self.recorder.event(
                 "stall", frames[0] if frames else None, stalled_s=round(now - self.moved[1], 2), inner=inner,
-                stack=[sites.as_json(f) for f in frames[:8]], **self.waiting(),
+                stack=[sites.as_json(f) for f in frames[:8]], **({"flushing": True} if is_flushing() else {}), **self.waiting(),
             )  # fmt: skip
 
     def profile(self) -> None:
@@ -187,6 +187,16 @@ def main_stack() -> tuple[list[sites.Site], str]:
         found.append(sites.of_frame(frame))
         frame = frame.f_back
     return found, inner
+
+
+def is_flushing() -> bool:
+    """Whether the main thread has done its work and waits, at its exit, for what it put into a queue to be taken out."""
+    frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_name == "_finalize_join" and frame.f_code.co_filename.endswith("queues.py"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def stacks() -> dict[str, list[Any]]:

@@ -31,19 +31,19 @@ class Gather:
     def __init__(self, op: str, site: sites.Site, own: Any, parts: list[Any]) -> None:
         self.op, self.site = op, site
         self.numel = sum(int(p.numel()) for p in parts)
-        self.all = _sums(parts)
-        self.own_numel, self.own = int(own.numel()), _sums([own])
+        self.all = sums(parts)
+        self.own_numel, self.own = int(own.numel()), sums([own])
 
 
 _pending: list[Gather] = []
 
 
-def _sums(parts: list[Any]) -> tuple[float, float]:
+def sums(parts: list[Any]) -> tuple[float, float]:
     doubles = [p.detach().double() for p in parts]
     return float(sum(d.sum() for d in doubles)), float(sum(d.square().sum() for d in doubles))
 
 
-def _close(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def close(one: tuple[float, float], other: tuple[float, float]) -> bool:
     scale = max(one[1], 1e-12)
     return abs(one[1] - other[1]) <= 1e-6 * scale and abs(one[0] - other[0]) <= 1e-5 * max(abs(one[0]), scale**0.5)
 
@@ -53,10 +53,15 @@ def note(op: str, args: Any, kwargs: Any, result: Any, site: sites.Site) -> None
     """After a gather of the first steps."""
     import torch
 
+    from . import targets
+
     named = kwargs.get("tensor") if op == "all_gather" else kwargs.get("input_tensor")
     into = kwargs.get("tensor_list") if op == "all_gather" else kwargs.get("output_tensor")
     into, own = into if into is not None else args[0], named if named is not None else args[len(args) - 1 if into is not None and len(args) == 1 else 1]
-    if result is not None or not own.requires_grad or own.grad_fn is None or len(_pending) >= MAX_PENDING:
+    if result is not None:
+        return
+    targets.note(site, own, len(into) if isinstance(into, (list, tuple)) else int(into.numel() // max(1, own.numel())))
+    if not own.requires_grad or own.grad_fn is None or len(_pending) >= MAX_PENDING:
         return
     parts = list(into) if isinstance(into, (list, tuple)) else [into]
     with torch.no_grad():
@@ -74,8 +79,8 @@ def _look(loss: Any) -> None:
         return
     products = _products(loss.grad_fn)
     for one in found:
-        match = next((name for name, grad, size, sums in products if not grad and size == one.numel and _close(one.all, sums)), None)
-        own = any(grad and size == one.own_numel and _close(one.own, sums) for name, grad, size, sums in products)
+        match = next((name for name, grad, size, sums in products if not grad and size == one.numel and close(one.all, sums)), None)
+        own = any(grad and size == one.own_numel and close(one.own, sums) for name, grad, size, sums in products)
         if match is not None:
             S.recorder.event("cut_gather", one.site, op=one.op, numel=one.numel, product=match, own=own)
 
@@ -90,9 +95,9 @@ def _products(root: Any) -> list[tuple[str, bool, int, tuple[float, float]]]:
         while todo and len(seen) < MAX_NODES:
             node = todo.pop(0)
             if type(node).__name__ in PRODUCTS:
-                factors = [f for f in (_saved(node, name) for name in FACTORS) if f is not None]
+                factors = [f for f in (saved(node, name) for name in FACTORS) if f is not None]
                 if type(node).__name__ != "MulBackward0" or len({f.numel() for f in factors}) == 1 or not all(f.requires_grad for f in factors):
-                    found += [(type(node).__name__, bool(f.requires_grad), int(f.numel()), _sums([f])) for f in factors]
+                    found += [(type(node).__name__, bool(f.requires_grad), int(f.numel()), sums([f])) for f in factors]
             if _KEY not in node.metadata:
                 for below, _ in node.next_functions:
                     if below is not None and below not in seen:
@@ -101,7 +106,7 @@ def _products(root: Any) -> list[tuple[str, bool, int, tuple[float, float]]]:
     return found
 
 
-def _saved(node: Any, name: str) -> Any:
+def saved(node: Any, name: str) -> Any:
     """A tensor that the node keeps, unless a hook would have to bring it back."""
     raw = getattr(node, f"_raw_saved_{name}", None)
     if raw is None or getattr(raw, "unpack_hook", raw) is not None:

@@ -9,7 +9,7 @@ import time
 import weakref
 from typing import Any
 
-from .. import digests, names, protocol
+from .. import digests, names, protocol, sites, sources
 from ..patching import quiet
 from ..state import S
 
@@ -38,6 +38,8 @@ def leaves(loss: Any) -> dict[int, Any]:
 
 def look() -> None:
     """Called before each backward: write a row if the leaves of the last one have changed by hand since."""
+    if S.recorder.role == "child" and S.backwards <= LOOKED_FOR_SHARED:
+        _look_for_unshared()
     from . import steps
 
     if not _leaves or steps.under_way():
@@ -52,6 +54,18 @@ def look() -> None:
     if any(p is not None and new != old for p, new, old in zip(params, each, _last, strict=False)):
         _write(params, each)
     _last[:] = each
+
+
+LOOKED_FOR_SHARED = 4  # backwards
+_was_shared: list[Any] = []  # weak references of leaves that lay in shared memory after the first backward of a worker
+
+
+def _look_for_unshared() -> None:
+    """Event "unshared" (in a worker, once): num (leaves that lay in shared memory before and do not now), at (statements that could have done it)."""
+    lost = [p for ref in _was_shared if (p := ref()) is not None and not p.is_shared()]
+    if lost:
+        _was_shared.clear()
+        S.recorder.event("unshared", num=len(lost), at=[sites.as_json(s) for s in sources.rebinds(S.loss_site[0])] if S.loss_site else [])
 
 
 def _write(params: list[Any], each: list[int]) -> None:
@@ -103,6 +117,8 @@ def remember(loss: Any) -> None:
     reached = [v for v in reached if isinstance(v, torch.nn.Parameter)] or reached
     _leaves[:] = [weakref.ref(v) for v in reached]
     _last[:] = digests.of_tensors(reached)[1]
+    if S.recorder.role == "child" and S.backwards == 1:
+        _was_shared[:] = [weakref.ref(v) for v in reached if v.device.type == "cpu" and v.is_shared()]
 
 
 def arm() -> None:

@@ -126,17 +126,22 @@ def flush(step: int | None = None) -> None:
             )  # fmt: skip
 
 
-def _make(name: str, *, of_torch: bool = True) -> Any:
+def _make(name: str, source: str = "torch") -> Any:
     def make(original: Any) -> Any:
         @functools.wraps(original)
         def drawn(*args: Any, **kwargs: Any) -> Any:
             value = original(*args, **kwargs)
-            if not S.busy and S.steps < NUM_STEPS and not S.recorder.disabled and sites.is_user_code(sys._getframe(1).f_code):
+            if not S.busy and (S.steps < NUM_STEPS or tally.on) and not S.recorder.disabled and sites.is_user_code(sys._getframe(1).f_code):
+                if tally.on:
+                    if source != "torch" or kwargs.get("generator") is None:
+                        tally.add(source, sites.here(2))
+                    if S.steps >= NUM_STEPS:
+                        return value
                 num_user_draws[0] += 1
                 if not S.backwards:
                     note_early(value, int(value.numel()) if hasattr(value, "numel") else int(getattr(value, "size", 1) or 1))
                 else:
-                    _note(name, value, of_torch and kwargs.get("generator") is not None, sites.here(2))
+                    _note(name, value, source == "torch" and kwargs.get("generator") is not None, sites.here(2))
             return value
 
         return drawn
@@ -144,7 +149,28 @@ def _make(name: str, *, of_torch: bool = True) -> Any:
     return make
 
 
+class Tally:
+    """Draws from global generators by source and call site, from the first permutation on that the script draws (permutations.py); 1 us a draw."""
+
+    MAX_SITES = 64
+
+    def __init__(self) -> None:
+        self.on = False
+        self._num: dict[tuple[str, sites.Site], int] = {}
+
+    def add(self, source: str, site: sites.Site) -> None:
+        key = (source, site)
+        if key in self._num or len(self._num) < self.MAX_SITES:
+            self._num[key] = self._num.get(key, 0) + 1
+
+    def of(self, source: str) -> list[tuple[sites.Site, int]]:
+        """So far, the rarest first: what every step draws is the same on all ranks."""
+        return sorted(((site, num) for (name, site), num in self._num.items() if name == source), key=lambda one: one[1])
+
+
+tally = Tally()
 _originals: list[tuple[Any, str, Any]] = []
+given_back = _originals  # what else torch.compile must find as it was
 
 
 def _note_seed(what: str) -> Any:
@@ -159,7 +185,7 @@ def _shadow(module: Any, names: tuple[str, ...]) -> None:
     """Stand in for functions of a module that draw from its global generator; they stay what they are for everybody else's code."""
     for name in names:
         if hasattr(module, name):
-            drawn = _make(name, of_torch=False)(getattr(module, name))
+            drawn = _make(name, module.__name__)(getattr(module, name))
             drawn.__module__, drawn.__qualname__ = module.__name__, name  # so that it pickles by name
             setattr(module, name, drawn)
 
@@ -169,7 +195,7 @@ def _arm_numpy(numpy: ModuleType) -> None:
     after(numpy.random, "seed", _note_seed("numpy"))
 
 
-def _remember_constructors() -> None:
+def remember_constructors() -> None:
     """`with torch.device(...)` and set_default_device know the functions that they speak to by a set, made at first use from what torch.rand
     and the like are then: it has to hold the originals, which torch hands to it, not our stand-ins."""
     try:
@@ -183,7 +209,7 @@ def _remember_constructors() -> None:
 def arm() -> None:
     import torch
 
-    _remember_constructors()
+    remember_constructors()
     for name in FUNCTIONS:
         original = getattr(torch, name)
         if wrap(torch, name, _make(name)):

@@ -10,6 +10,7 @@ state, state_shared, opt, kind.
 Each model also says where it was made (`made`, a site), and process_start which statement set the number of threads (`threads_at`).
 Event "threads" (the script calls torch.set_num_threads; once a number): site, num, from_cores (its source asks for the number of cores).
 Event "module_copied" (in a child, once a line): site, module. Event "optimizer_made" (in a child, once a line): site, kind.
+Event "joining" (in the parent, before it waits; the first 64): site, child.
 Event "model_used" (in the parent, the first use of such a model after a join: "forward" | "parameters" | "state_dict"): site, id, how,
 changed. Event "models_left" (in the parent, at its end): models [{id, changed}]. Event "share_memory": kind, site, shm_free, shm_total.
 """
@@ -171,6 +172,10 @@ def _shm() -> dict[str, int]:
     return {"shm_free": room.f_bavail * room.f_frsize, "shm_total": room.f_blocks * room.f_frsize}
 
 
+MAX_JOINS = 64
+_num_joins = [0]
+
+
 def _join(original: Any) -> Any:
     note = quiet(_ended)
 
@@ -178,6 +183,9 @@ def _join(original: Any) -> Any:
         if id(self) not in _started:
             return original(self, *args, **kwargs)
         site = sites.here(2)
+        if _num_joins[0] < MAX_JOINS:
+            _num_joins[0] += 1
+            S.recorder.event("joining", site, child=self.pid)
         S.recorder.enter("join", site)
         try:
             result = original(self, *args, **kwargs)

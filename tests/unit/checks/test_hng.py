@@ -159,6 +159,20 @@ def test_processes_of_the_script_that_stand_still() -> None:
     assert "ended with code 1 while others wait" in findings(DeadPeer, of)[0].message
 
 
+@pytest.mark.parametrize("joins", [True, False])
+def test_processes_whose_queue_nobody_reads(joins: bool) -> None:
+    def flushing(i: int) -> Recording:
+        stands = stall("", 83, "_wait_for_tstate_lock")
+        return recording([Event(stands.kind, stands.t_ns, 0, {**stands.data, "flushing": True})], pid=2000 + i, ppid=1000, role="child")
+
+    parent = recording([event("joining", child=2000, line=86)] if joins else [event("process_start", child=2000, line=83)], rank=0)
+    of = run([parent, flushing(0), flushing(1)], reason="hang")
+    of.ending = replace(of.ending, exits=(RankExit(0, 1000, -9, LATE, by_us=True),))
+    (found,) = findings(DeadlockedWorker, of)
+    assert found.where is not None and found.where.line == (86 if joins else 83)
+    assert "2 processes wait at the exit" in found.message and ("the parent waits for their end (train.py:86)" in found.message) == joins
+
+
 def test_one_cause_gives_one_finding() -> None:
     of = hung(recording([stall("all_reduce", 88)], rank=0), recording([stall("barrier", 61)], rank=1))
     _, found = judge(of, select=("HNG", "LAU"))

@@ -319,3 +319,15 @@ def test_an_ending_that_is_unknown_blames_nobody() -> None:
     of = run([recording()])
     of.ending = Ending()
     assert blame.culprit(of) is None
+
+
+@pytest.mark.parametrize(("parents", "two_launchers"), [((1000, 1001), True), ((1000, 1000), False)])
+def test_ranks_of_a_launcher_that_spawn_worlds_of_their_own(parents: tuple[int, int], two_launchers: bool) -> None:
+    def child(pid: int, ppid: int) -> Recording:
+        met = event("rendezvous", line=25, rank=0, world_size=2, asked_rank=0, asked_world_size=2, address="127.0.0.1", port="29877", method="")
+        return recording([met], rank=0, pid=pid, ppid=ppid, role="child")
+
+    mains = [recording([event("process_start", line=60, child=2000 + i) for i in (0, 1)], rank=r, pid=1000 + r, world_size=2) for r in (0, 1)]
+    (found,) = findings(SameRankTwice, run([*mains, child(2000, parents[0]), child(2001, parents[1])]))
+    assert ("two launchers" in found.message) == two_launchers
+    assert found.where is not None and found.where.line == (60 if two_launchers else 25)

@@ -111,6 +111,9 @@ def test_shared_but_never_updated() -> None:
     assert [(f.code, f.severity) for f in found] == [("SHM105", Severity.ERROR)]
     assert "6 steps" in found[0].message
     assert findings(ShareMemoryForgotten, one) == []
+    places = [{"file": "/home/u/train.py", "line": 28, "func": "f", "text": "vector_to_parameters(new, net.parameters())"}]
+    (rebound,) = findings(SharedModelNeverUpdated, team(shared=2, child=(event("unshared", num=6, at=places),)))
+    assert rebound.where is not None and rebound.where.line == 28 and "`.data` was assigned" in rebound.notes[1]
 
 
 @pytest.mark.parametrize("shared", [0, 2])

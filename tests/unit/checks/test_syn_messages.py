@@ -9,6 +9,7 @@ from builder import event, findings
 from replica_runs import by_rank, details, two_ranks
 
 from harness.checks.syn.by_messages import MessagesAverageNothing
+from harness.checks.syn.own_targets import TargetsWithoutOffset
 from harness.probe import protocol
 from harness.record import Event, Run
 
@@ -75,3 +76,13 @@ def test_messages_that_average_nothing_are_told(told: dict[str, Any], note: str)
 ])  # fmt: skip
 def test_other_messages_are_not_judged(told: dict[str, Any]) -> None:
     assert findings(MessagesAverageNothing, ring(**told)) == []
+
+
+def test_targets_that_lack_the_ranks_offset() -> None:
+    def extra(rank: int) -> list[Event]:
+        return [event("own_targets", line=57, op="NllLoss", rows=16, columns=32)] if rank else []
+
+    (found,) = findings(TargetsWithoutOffset, two_ranks(extra=extra))
+    assert found.where is not None and found.where.line == 57 and found.ranks == (1,)
+    assert "takes 0 to 15 for its own, which lie at 16 to 31" in found.message
+    assert findings(TargetsWithoutOffset, two_ranks()) == []
