@@ -195,14 +195,12 @@ def test_an_exception_of_the_users_own_is_not_explained_away() -> None:
     assert not found.notes and found.help.startswith("fix this line")
 
 
-<<<<<<< HEAD
 def test_an_exception_that_was_caught_is_not_shown_as_the_first_failure() -> None:
     from harness.report.failure import failure_lines
 
     caught = event("failure", line=54, type="Preempted", message="", trace="")
     assert failure_lines(run([recording([caught], rank=0), recording(rank=1)], exits=(0, 0)), ()) == []
     assert failure_lines(run([recording([caught], rank=0), recording(rank=1)], exits=(1, 0)), ())[0].startswith("rank 0 failed first")
-=======
 @pytest.mark.parametrize(("type_", "trace", "op", "known"), [
     ("ConnectionRefusedError", "in get\n in rebuild_storage_fd\n in detach", "", True),
     ("FileNotFoundError", "in get\n in rebuild_storage_fd\n in detach", "", True),
@@ -215,4 +213,3 @@ def test_a_tensor_whose_sender_has_ended(type_: str, trace: str, op: str, known:
     _, found = judge(made, select=("LAU101",))
     told = " ".join((*found[0].notes, found[0].help, found[0].message))
     assert ("the sender has ended" in told) == known and ("train.py:75" in told) == known
->>>>>>> 184651e (DAT121, DAT122: permutations that the script draws and each rank cuts its share from; SYN142: contrastive targets without the rank's offset; what two launchers, an unread queue, a sender that has ended and memory bound anew look like is said)
