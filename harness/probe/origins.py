@@ -217,6 +217,16 @@ def result_after(site: sites.Site) -> sites.Site | None:
     return (site[0], found.lineno, site[2]) if found is not None else None
 
 
+def joined_after(site: sites.Site) -> sites.Site | None:
+    """The first statement of the function, at or behind a line, that concatenates."""
+    tree = syntax.tree(site[0])
+    if tree is None:
+        return None
+    own = syntax.own_nodes(syntax.function_at(tree, site[1]))
+    lines = [n.lineno for n in own if isinstance(n, ast.Call) and _callee(n) in ("cat", "concat", "concatenate", "hstack", "chain") and n.lineno >= site[1]]
+    return (site[0], min(lines), site[2]) if lines else None
+
+
 def epoch_origin(frames: list[sites.Site]) -> sites.Site | None:
     """Where the numbers given to set_epoch come from: the caller, if the loop around the call runs over a parameter of its function."""
     if len(frames) < 2:

@@ -7,7 +7,8 @@ call: device tensors are read later, 16 at a time, so that no step waits for the
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
-numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py).
+numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py); of whole numbers, one a sample: classes (packed
+digests), joined (the statement behind it that puts the parts together).
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
 """
 
@@ -17,7 +18,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import cuts, digests, nonlinear, origins, sites
+from .. import cuts, datasets, digests, nonlinear, origins, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -32,6 +33,7 @@ GATHERS = {
     "gather_object": 0,
 }  # position of what a rank gives
 MAX_NUMEL, MAX_A_SITE, MAX_IN_ALL = 8, 48, 600
+MAX_CLASSED, MAX_CLASSES = 4, 4096  # gathers of a site, samples of each
 MAX_TOTALLED = 65_536  # elements: a confusion matrix of 256 classes
 _counts: dict[sites.Site, int] = {}
 _total = [0]
@@ -182,10 +184,20 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
     values: list[float] = []
     leaves = _leaves(given, values)
     metric = nonlinear.look(sites.stack(3, 4), op, GATHERS[op]) if _counts[site] == 1 else None
+    classes = _classes(given) if _counts[site] <= MAX_CLASSED else None
     S.recorder.event(
-        "gathered", site, op=op, metric=metric, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves, at_t=time.time_ns(), at=S.steps,
-        cut=_may_cut(),
+        "gathered", site, op=op, metric=metric, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves,
+        at_t=time.time_ns(), at=S.steps, cut=_may_cut(), **(classes or {}),
     )  # fmt: skip
+
+
+def _classes(given: Any) -> dict[str, Any] | None:
+    """Predicted classes, one a sample: digests as the loader sensor takes them of labels, and where the parts are joined."""
+    plain = hasattr(given, "dtype") and hasattr(given, "is_floating_point") and digests.plain(given)
+    if not plain or given.dim() != 1 or given.is_floating_point() or given.device.type != "cpu" or not 8 <= given.numel() <= MAX_CLASSES:
+        return None
+    joined = origins.joined_after(sites.here(4))
+    return {"classes": datasets.pack(datasets.row_digests(given, MAX_CLASSES)), "joined": sites.as_json(joined) if joined is not None else None}
 
 
 _cut: list[bool] = []

@@ -18,6 +18,7 @@ from harness.checks.evl.one_shard import MetricFromOneShard
 from harness.checks.evl.padding import EvalPaddingDuplicates
 from harness.checks.evl.reduced_again import TotalsReducedAgain
 from harness.checks.evl.reports import Report, Value
+from harness.checks.evl.shard_order import GatheredInShardOrder
 from harness.checks.evl.stays_in_eval import StaysInEval
 from harness.checks.evl.sum_not_divided import MetricSumNotDivided
 from harness.checks.evl.unequal_means import MeanOfUnequalMeans
@@ -26,7 +27,7 @@ from harness.probe.datasets import pack
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
+    EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, GatheredInShardOrder, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
     StaysInEval, TotalsReducedAgain,
 ]  # fmt: skip
 
@@ -613,3 +614,24 @@ def test_an_evaluation_that_drops_nothing_or_other_samples_each_time() -> None:
     silent(EvalDropsSamples, dropping(64, 140, complete=False))  # the script stops after some batches
     silent(EvalDropsSamples, dropping(64, 140, dataset_id=1))  # the training set: BatchNorm statistics, training accuracy
     silent(EvalDropsSamples, dropping(64, 140, text="took 3.20 s"))  # features are extracted, nothing is measured
+
+
+def gathered_classes(text: str, *, hits: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8), size: int = 10) -> Run:
+    """Ten samples of classes 0..9 dealt out by turns to two ranks; the samples in `hits` are predicted right, the others as class 99."""
+    own = []
+    for rank in range(2):
+        mine = list(range(rank, size, 2))
+        classes = [i if i in hits else 99 for i in mine]
+        drawn = measured(1, 2, rank=rank, indices=pack(mine), labels=pack(mine), num_samples=len(mine))
+        gather = event("gathered", line=55, s=2, y=6, op="all_gather", classes=pack(classes), leaves=len(mine), joined=site(57))
+        own.append([*trained(0, 2), *drawn, gather, *([says(text, s=2, y=6)] if rank == 0 else [])])
+    return two(*own)
+
+
+def test_gathered_in_shard_order() -> None:
+    found = said(GatheredInShardOrder, gathered_classes("accuracy 0.100"))  # 0 2 4 6 8 1 3 5 7 99 against 0 1 2 3 4 5 6 7 8 9: one is right
+    assert found.severity is Severity.ERROR and found.where and found.where.line == 57 and "own labels 0.9000" in found.message
+    said(GatheredInShardOrder, gathered_classes("accuracy 10.0 %"))
+    silent(GatheredInShardOrder, gathered_classes("accuracy 0.900"))
+    silent(GatheredInShardOrder, gathered_classes("accuracy 0.452"))
+    silent(GatheredInShardOrder, gathered_classes("accuracy 0.100", hits=(0,)))  # the same either way

@@ -1,0 +1,118 @@
+"""EVL112 gathered-in-shard-order: predictions are gathered rank after rank and compared with labels in the order of the data set.
+
+What it does
+    For evaluations under a distributed sampler whose predicted classes are gathered from all ranks: computes the accuracy that each rank's
+    predictions have with its own labels, and the one that the parts have, one behind the other, with the labels in the order of the data set.
+    A finding where a reported number is the second and not the first.
+
+Why it is bad
+    A DistributedSampler deals samples out by turns: rank 0 has 0, 2, 4, ... Put one behind the other, the ranks' parts are in another order
+    than the data set: most predictions are compared with labels of other samples, and the accuracy looks like that of guessing.
+
+Wrong
+    dist.all_gather(parts, mine)
+    accuracy = (torch.cat(parts)[: len(data)] == data.labels).float().mean()
+
+Right
+    predictions = torch.stack(parts, dim=1).flatten()[: len(data)]          # undo the turns; or gather labels as well as predictions
+
+Known limits
+    Needs whole numbers on the CPU, one a sample, labels of the same type in the batches, and an accuracy in a printed or logged line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import passes, together
+from harness.checks.dat.passes import Pass
+from harness.checks.evl import reports
+from harness.checks.evl.reports import Value
+from harness.model import Finding, Severity
+from harness.record import Event, Run, number, where_of
+
+MIN_APART = 0.02  # of the two accuracies
+MIN_DIGITS = 2
+
+
+class GatheredInShardOrder(Check):
+    code = "EVL112"
+    name = "gathered-in-shard-order"
+    severity = Severity.ERROR
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        together.required(run)
+        calls = [c for c in _calls(run) if len(c) == run.world_size]
+        if not calls:
+            raise NotApplicable("no predicted classes are gathered")
+        for call in calls:
+            drawn = [_pass_before(run, rank, event) for rank, event in enumerate(call)]
+            if any(p is None for p in drawn):
+                continue
+            found = self._compared(run, call, [p for p in drawn if p is not None])
+            if found is not None:
+                yield found
+                return
+
+    def _compared(self, run: Run, call: list[Event], drawn: list[Pass]) -> Finding | None:
+        right, wrong = _accuracies([passes.unpack(e["classes"]) for e in call], drawn)
+        if abs(right - wrong) < MIN_APART or right <= 0:
+            return None
+        for rank, event in enumerate(call):
+            later = [r for r in reports.all_reports(run)[rank] if r.t_ns > event.t_ns and r.step == event.step]
+            value = next((v for r in later for v in r.values() if _is(v, wrong) and not _is(v, right)), None)
+            if value is not None:
+                return self.finding(
+                    f"the ranks' predictions, put one behind the other, are compared with labels in the order of the data set: accuracy {wrong:.4f}, "
+                    f"each rank with its own labels {right:.4f}",
+                    where=where_of(event["joined"]) or event.where,
+                    ranks=run.rank_ids,
+                    notes=[f"reported: {value.value:g}", f"rank 0 has samples {', '.join(str(i) for i in drawn[0].indices[:4])}, ..."],
+                    help="undo the turns (`torch.stack(parts, 1).flatten()`), or gather the labels as well and compare part by part",
+                    evidence={"reported": value.value, "own_labels": right},
+                )
+        return None
+
+
+def _is(value: Value, accuracy: float) -> bool:
+    return value.digits >= MIN_DIGITS and (value.is_near(accuracy) or value.is_near(100 * accuracy))
+
+
+def _calls(run: Run) -> list[list[Event]]:
+    """The n-th gather of classes at one statement, on all ranks."""
+    tables: dict[tuple[str, int, int], list[Event]] = {}
+    for recording in run.present:
+        counts: dict[tuple[str, int], int] = {}
+        for event in recording.of("gathered"):
+            if event["classes"] and event.where is not None:
+                key = (event.where.file.rpartition("/")[-1], event.where.line)
+                counts[key] = counts.get(key, 0) + 1
+                tables.setdefault((*key, counts[key]), []).append(event)
+    return list(tables.values())
+
+
+def _pass_before(run: Run, rank: int, event: Event) -> Pass | None:
+    """The last pass before it, if it was a whole one of this step over a share, with a label a sample and as many as were gathered."""
+    recording = run.ranks[rank]
+    ended = [p for p in passes.of_recording(rank, recording) if p.closed is not None and p.closed.t_ns < event.t_ns] if recording is not None else []
+    one = ended[-1] if ended else None
+    if one is None or one.closed is None or not one.evaluates or not one.exhausted or one.closed.step != event.step:
+        return None
+    shared = number((one.distributed or {}).get("num_replicas")) == run.world_size
+    return one if shared and len(one.labels) == len(one.indices) == number(event["leaves"]) else None
+
+
+def _accuracies(classes: list[tuple[int, ...]], drawn: list[Pass]) -> tuple[float, float]:
+    """(with each rank's own labels, one part behind the other with the labels in the order of the data set); a repeated sample counts once."""
+    labels: dict[int, int] = {}
+    own: dict[int, bool] = {}
+    for predicted, one in zip(classes, drawn, strict=True):
+        for index, label, guess in zip(one.indices, one.labels, predicted, strict=False):
+            labels.setdefault(index, label)
+            own.setdefault(index, guess == label)
+    behind = [guess for predicted in classes for guess in predicted]
+    num = len(labels)
+    if not num or set(labels) != set(range(num)):
+        return 0.0, 0.0
+    return sum(own.values()) / num, sum(labels[i] == guess for i, guess in enumerate(behind[:num])) / num
