@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import together
 from harness.checks.evl import evaluations
+from harness.checks.evl.evaluations import Evaluation
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -37,7 +38,7 @@ class EvalOnAllRanks(Check):
         groups = evaluations.aligned(run)
         if not groups:
             raise NotApplicable("no evaluation that all ranks took part in")
-        same = [g for g in groups if evaluations.whole(g) and g[0].num_samples >= 8]
+        same = [g for g in groups if evaluations.whole(g) and g[0].num_samples >= 8 and not _in_train_mode(g[0])]
         if same:
             first = same[0][0]
             yield self.finding(
@@ -47,3 +48,8 @@ class EvalOnAllRanks(Check):
                 notes=[f"{len(same)} evaluations, the same work {run.world_size} times each"],
                 help="let each rank evaluate every world_size-th sample, and all-reduce the sums; or evaluate on rank 0 alone",
             )
+
+
+def _in_train_mode(one: Evaluation) -> bool:
+    """No measurement, or one that EVL106 speaks of: statistics of BatchNorm are computed anew so, by every rank on purpose."""
+    return one.one is not None and one.one.closed is not None and bool(one.one.closed["training"])

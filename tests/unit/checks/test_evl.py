@@ -273,6 +273,15 @@ def test_loops_without_a_loader() -> None:
     silent(EvalOnAllRanks, hand_made((3, 4)))
 
 
+def test_every_rank_computes_the_statistics_of_batchnorm_anew() -> None:
+    def whole(training: bool) -> Run:
+        drawn = [measured(1, 2, rank=0, opened={"distributed": None}, indices=pack(list(range(20))), num_samples=20, training=training) for _ in range(2)]
+        return two(*([*trained(0, 2), *own] for own in drawn))
+
+    said(EvalOnAllRanks, whole(training=False))
+    silent(EvalOnAllRanks, whole(training=True))
+
+
 def loop_event(level: int) -> Event:
     ranges = [
         {"file": "/home/u/train.py", "func": "main", "first": 30, "last": 34, "level": 0},
