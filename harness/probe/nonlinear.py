@@ -54,6 +54,59 @@ def look(frames: list[sites.Site], op: str, position: int) -> dict[str, Any] | N
     return None if given is None else _follow(given, place, "", 0)
 
 
+def look_for_pairs(frames: list[sites.Site], op: str, position: int) -> sites.Site | None:
+    """The product `X @ Y.T` (or `cdist`) behind what is given, of all samples of a loop with all samples of the same loop, where nothing was
+    gathered before: each sample meets those of its own rank only. `X.T @ Y` is a sum over samples."""
+    tree = syntax.tree(frames[0][0]) if frames and frames[0][0] else None
+    if tree is None:
+        return None
+    place = Place(tree, syntax.function_at(tree, frames[0][1]), frames[0][1], frames)
+    given = next((g for call in _calls(place, op) if (g := _argument(call, position)) is not None), None)
+    for node in _resolved(given, place, 8) if given is not None else ():
+        sides = _sides(node)
+        if sides is None or not isinstance(node, ast.expr):
+            continue
+        lists = [_collected(side, place._replace(line=node.lineno - 1)) for side in sides]
+        if all(lists) and _filled_together(tree, set.union(*lists)) and not _gathers(place, node.lineno):
+            return (frames[0][0], node.lineno, frames[0][2])
+    return None
+
+
+def _sides(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        left, right = node.left, node.right
+    elif isinstance(node, ast.Call) and _callee(node) in ("cdist", "mm", "matmul") and len(node.args) > 1:
+        left, right = node.args[:2]
+        if _callee(node) == "cdist":
+            return left, right
+    else:
+        return None
+    turned = isinstance(right, ast.Attribute) and right.attr in ("T", "mT")
+    turned = turned or (isinstance(right, ast.Call) and _callee(right) in ("t", "transpose"))
+    return (left, right) if turned else None
+
+
+def _collected(side: ast.expr, place: Place) -> set[str]:
+    """The lists that a factor is concatenated from."""
+    cats = [n for n in _resolved(side, place, 5) if isinstance(n, ast.Call) and _callee(n) in ("cat", "concat", "concatenate", "vstack") and n.args]
+    return {ast.unparse(n.args[0]) for n in cats if isinstance(n.args[0], (ast.Name, ast.Attribute))}
+
+
+def _filled_together(tree: ast.Module, lists: set[str]) -> bool:
+    """All of them are appended to in one loop, or in one method that a loop calls."""
+    for scope in (n for n in syntax.nodes(tree) if isinstance(n, (ast.For, *syntax.FUNCTIONS))):
+        calls = [n.func for n in syntax.own_nodes(scope) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+        if lists <= {ast.unparse(f.value) for f in calls if f.attr in ("append", "extend")}:
+            return True
+    return False
+
+
+def _gathers(place: Place, line: int) -> bool:
+    """Something is gathered from the other ranks in this function; `x.gather(1, index)` is none."""
+    calls = [n for n in syntax.own_nodes(place.scope) if isinstance(n, ast.Call) and n.lineno <= line]
+    return any("gather" in (name := _callee(n)) and (name != "gather" or getattr(getattr(n.func, "value", None), "id", "") in ("dist", "")) for n in calls)
+
+
 def _calls(place: Place, name: str) -> Iterator[ast.Call]:
     for node in syntax.own_nodes(place.scope):
         if isinstance(node, ast.Call) and _callee(node) == name and syntax.spans(node, place.line):

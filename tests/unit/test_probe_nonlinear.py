@@ -174,3 +174,40 @@ def test_place_among_what_is_given(tmp_path: Path) -> None:
 def test_no_source() -> None:
     assert nonlinear.look([("", 0, "")], "all_reduce", 0) is None
     assert nonlinear.look([], "all_reduce", 0) is None
+
+
+RETRIEVAL = """
+class Metric:
+    def update(self, t, c):
+        self.text.append(t)
+        self.code.append(c)
+    def compute(self):
+        t, c = torch.cat(self.text), torch.cat(self.code)
+        gold = torch.arange(len(t))
+        {before}
+        sims = {product}
+        place = (sims > sims.gather(1, gold[:, None])).sum(1)
+        sums = torch.tensor([(place == 0).sum(), len(t)])
+        dist.all_reduce(sums)  #0
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "product", "line"),
+    [
+        ("gallery = c", "t @ gallery.T", 10),
+        ("gallery = F.normalize(c, dim=1)", "torch.mm(t, gallery.t())", 10),
+        ("", "-torch.cdist(t, c)", 10),
+        ("", "t @ t.T", 10),
+        ("gallery = torch.cat(all_gather(c))", "t @ gallery.T", 0),
+        ("dist.all_gather(parts, c)", "t @ torch.cat(parts).T", 0),
+        ("", "t.T @ c", 0),  # a sum over samples
+        ("", "t @ self.head.weight.T", 0),
+        ("", "t @ torch.cat(self.whole).T", 0),  # filled elsewhere: may be the whole set
+    ],
+)
+def test_samples_that_meet_those_of_their_own_rank(before: str, product: str, line: int, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(RETRIEVAL.format(before=before or "pass", product=product))
+    found = nonlinear.look_for_pairs([(str(file), 13, "compute")], "all_reduce", 0)
+    assert (found[1] if found is not None else 0) == line

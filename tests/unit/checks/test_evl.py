@@ -15,6 +15,7 @@ from harness.checks.evl.local_decision import RankLocalDecision
 from harness.checks.evl.mean_of_metrics import MeanOfMetrics
 from harness.checks.evl.never_evals import NeverEvals
 from harness.checks.evl.one_shard import MetricFromOneShard
+from harness.checks.evl.own_candidates import CandidatesOfOneShard
 from harness.checks.evl.padding import EvalPaddingDuplicates
 from harness.checks.evl.reduced_again import TotalsReducedAgain
 from harness.checks.evl.reports import Report, Value
@@ -27,7 +28,7 @@ from harness.probe.datasets import pack
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, GatheredInShardOrder, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
+    CandidatesOfOneShard, EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, GatheredInShardOrder, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
     StaysInEval, TotalsReducedAgain,
 ]  # fmt: skip
 
@@ -644,3 +645,19 @@ def test_gathered_in_shard_order() -> None:
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.900"))
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.452"))
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.100", hits=(0,)))  # the same either way
+
+
+def test_candidates_of_one_shard() -> None:
+    def run(pairs: bool = True, inputs: tuple[int, int] = (3, 4)) -> Run:
+        one = hand_made(inputs)
+        events = []
+        for recording_ in one.present:
+            told = reduced([3.0, 10.0], [7.0, 20.0], s=2)
+            told.data["pairs"] = site(52) if pairs else None  # type: ignore[index]
+            events.append([*recording_.events, told, *([says("recall@1 0.350", s=2)] if not events else [])])
+        return two(*events)
+
+    found = said(CandidatesOfOneShard, run())
+    assert found.where and found.where.line == 52 and "not with all 20" in found.message
+    silent(CandidatesOfOneShard, run(pairs=False))
+    silent(CandidatesOfOneShard, run(inputs=(3, 3)))  # every rank has the whole set

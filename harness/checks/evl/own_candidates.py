@@ -1,0 +1,59 @@
+"""EVL113 candidates-of-one-shard: in an evaluation each sample is compared with the samples of its own rank only.
+
+What it does
+    For evaluations in which every rank measures a share of its own: looks in the source, behind what is reduced afterwards, for a product of all
+    samples of the rank with all samples of the rank (`queries @ gallery.T`), without a gather before it.
+
+Why it is bad
+    Recall@k, the rank of the right answer, nearest neighbours are counted among 1/world_size of the candidates: the task is easier, and the
+    number grows with the number of processes.
+
+Wrong
+    similar = torch.cat(queries) @ torch.cat(gallery).T
+    hits = (similar.argmax(1) == torch.arange(len(similar))).sum(); dist.all_reduce(hits)
+
+Right
+    dist.all_gather(parts, torch.cat(gallery)); similar = torch.cat(queries) @ torch.cat(parts).T
+    hits = (similar.argmax(1) == rank * len(similar) + torch.arange(len(similar))).sum(); dist.all_reduce(hits)
+
+Known limits
+    Needs both factors concatenated from lists that one loop, or one method, fills, and the product in the function that reduces. Products that
+    sum over samples (`x.T @ x`) are healthy. A protocol with candidates of each share is possible, so it is a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import together
+from harness.checks.evl import evaluations, reductions, reports
+from harness.checks.evl.unequal_means import follows
+from harness.model import Finding, Severity
+from harness.record import Run, where_of
+
+
+class CandidatesOfOneShard(Check):
+    code = "EVL113"
+    name = "candidates-of-one-shard"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        together.required(run)
+        shares = [g for g in evaluations.aligned(run) if evaluations.sharded(g)]
+        if not shares:
+            raise NotApplicable("no evaluation in which each rank measures a share of its own")
+        told = {e.where: found for _, e in run.events("reduced") if (found := where_of(e["pairs"])) is not None}
+        for one in reductions.aligned(run) if told else ():
+            group = next((g for g in shares if one.where in told and follows(one, g, run)), None)
+            if group is None or not any(r.t_ns > one.at_t(rank) for rank, own in enumerate(reports.all_reports(run)) for r in own):
+                continue
+            total = sum(e.num_samples for e in group)
+            yield self.finding(
+                f"each of a rank's {group[0].num_samples} samples is compared with those of its own rank only, not with all {total}",
+                where=told[one.where],
+                ranks=run.rank_ids,
+                notes=[f"line {one.where.line} then reduces the counts" if one.where is not None else "the counts are then reduced"],
+                help="gather the candidates of all ranks first, and shift the right answers by what the ranks before have",
+            )
+            return
