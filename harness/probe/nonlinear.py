@@ -32,6 +32,7 @@ THROUGH = {
     "round",
 }  # fmt: skip
 MAKERS = {"zeros", "zeros_like", "empty", "empty_like", "ones", "full", "len", "size", "range", "list"}
+RANKS = re.compile(r"world|n_?procs?\b|num_?(proc|gpu|rank|replica)|n_?gpus?\b|\bws\b|group_size")
 MAX_DEPTH = 10
 
 
@@ -52,6 +53,27 @@ def look(frames: list[sites.Site], op: str, position: int) -> dict[str, Any] | N
     place = Place(tree, syntax.function_at(tree, frames[0][1]), frames[0][1], frames)
     given = next((g for call in _calls(place, op) if (g := _argument(call, position)) is not None), None)
     return None if given is None else _follow(given, place, "", 0)
+
+
+def divided_by_ranks(site: sites.Site, op: str) -> bool:
+    """What is reduced at this line is divided by the number of ranks behind it, in the same function."""
+    tree = syntax.tree(site[0])
+    if tree is None:
+        return False
+    place = Place(tree, syntax.function_at(tree, site[1]), site[1], [])
+    names = {ast.unparse(g) for call in _calls(place, op) if (g := _argument(call, 0)) is not None}
+    for node in syntax.own_nodes(place.scope):
+        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div) and node.lineno >= site[1]:
+            below, above = node.value, node.target
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and node.lineno >= site[1]:
+            below, above = node.right, node.left
+        elif isinstance(node, ast.Call) and _callee(node) in ("div", "div_") and node.args and isinstance(node.func, ast.Attribute):
+            below, above = node.args[-1], node.func.value
+        else:
+            continue
+        if RANKS.search(ast.unparse(below).lower()) and ast.unparse(above).removesuffix(".item()") in names:
+            return True
+    return False
 
 
 def look_for_pairs(frames: list[sites.Site], op: str, position: int) -> sites.Site | None:

@@ -211,3 +211,21 @@ def test_samples_that_meet_those_of_their_own_rank(before: str, product: str, li
     file.write_text(RETRIEVAL.format(before=before or "pass", product=product))
     found = nonlinear.look_for_pairs([(str(file), 13, "compute")], "all_reduce", 0)
     assert (found[1] if found is not None else 0) == line
+
+
+@pytest.mark.parametrize(
+    ("behind", "divided"),
+    [
+        ("rt /= nprocs", True),
+        ("return rt / dist.get_world_size()", True),
+        ("rt.div_(world)", True),
+        ("return rt.item() / args.world_size", True),
+        ("return rt", False),
+        ("return rt / len(loader)", False),
+        ("x /= nprocs", False),
+    ],
+)
+def test_divided_by_the_number_of_ranks(behind: str, divided: bool, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"def reduce_mean(t, nprocs):\n    rt = t.clone()\n    dist.all_reduce(rt)\n    {behind}\n")
+    assert nonlinear.divided_by_ranks((str(file), 3, ""), "all_reduce") is divided

@@ -44,7 +44,8 @@ class MetricSumNotDivided(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
         told = [r for own in reports.all_reports(run)[:8] for r in own[:200] if reports.METRIC.search(r.text) and not SUMMED.search(r.text)]
-        sums = [r for r in reductions.aligned(run) if r.kind in ("sum", "gather")]
+        divided = {e.where for _, e in run.events("reduced") if e["by_ranks"]}  # a number may be the sum of two others by chance
+        sums = [r for r in reductions.aligned(run) if r.kind in ("sum", "gather") and r.where not in divided]
         epochs = losses.epochs(run)
         if not told or not (sums or epochs):
             raise NotApplicable("no metric is reduced and reported")

@@ -2,7 +2,8 @@
 
 What it does
     At every backward and zero_grad, notes whether the optimizer's gradients are zero or None; a step without such a moment since
-    the last one has gradients of earlier steps in it.
+    the last one has gradients of earlier steps in it. Where gradients are computed on a copy of the model and given to the optimizer's
+    parameters (A3C), the copy's are looked at: the optimizer's zero_grad() does not reach them.
 
 Why it is bad
     Gradients pile up: every step is the sum of all before it. The loss rises, or explodes.
@@ -30,7 +31,7 @@ from harness.checks.opt import optimizers
 from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.probe.protocol import FLAG_ZEROED
-from harness.record import Recording, Run
+from harness.record import Event, Recording, Run, where_of
 
 
 class MissingZeroGrad(Check):
@@ -43,6 +44,10 @@ class MissingZeroGrad(Check):
         rows = [(process, opt, places) for process in run.processes for opt, places in optimizers.rows_of(process).items()]
         if not rows:
             raise NotApplicable("no optimizer step was recorded")
+        lent = [(process, e) for process in run.processes for e in process.of("lent_kept")]
+        if lent:
+            yield self._lent(lent)
+            return
         hit = [(process, opt, found) for process, opt, places in rows if (found := _piled_up(process, places))]
         if not hit:
             return
@@ -54,6 +59,21 @@ class MissingZeroGrad(Check):
             ranks=sorted({int(p.start.get("rank") or 0) for p, o, _ in hit if o == opt}),
             notes=[f"first at step {process.column('step')[dirty[0]]}"],
             help="call optimizer.zero_grad() before the backward of each step",
+        )
+
+
+    def _lent(self, lent: list[tuple[Recording, Event]]) -> Finding:
+        """Of a copy whose gradients the optimizer's parameters are given."""
+        event = lent[0][1]
+        zeroed = where_of(event["zeroed"])
+        return self.finding(
+            f"gradients are computed on a copy and given to the optimizer's parameters, and {event['num']} of the copy's {event['of']} are never "
+            "zeroed: each step also holds those of earlier steps",
+            where=zeroed or event.where,
+            ranks=sorted({int(p.start.get("rank") or 0) for p, _ in lent}),
+            notes=["what a step was taken with was still there when the next backward began"]
+            + (["zero_grad() clears the optimizer's parameters, not the copy"] if zeroed is not None else []),
+            help="zero the copy's gradients before each backward: `local_model.zero_grad()`",
         )
 
 

@@ -47,6 +47,7 @@ _next = [0]  # the backward at which the next look is due
 _modules = [0]
 _spent = [0.0]
 _told = [False]
+unheld: list[weakref.ref[Any]] = []  # leaves of the loss that was looked at last, where it reaches nothing that a known optimizer holds
 _second = [False]  # the last look was followed by one at the very next backward
 _began = time.perf_counter()
 _early: set[tuple[str, int]] = set()
@@ -91,11 +92,12 @@ def look(loss: Any) -> None:
     for key, param in reached.items():
         if key not in held and key not in _moved and type(param).__name__ == "Parameter" and digests.plain(param):
             _note(key, param)
+    counts = {k: n for k, n in _counts(reached) if k >= 0}
+    unheld[:] = [weakref.ref(p) for k, p in reached.items() if k not in held and type(p).__name__ == "Parameter"] if 0 in counts.values() else []
     if _lost:
         _place(held)
     if _lost or _told[0]:
         _held[0] = sum(p.numel() for o in marks.optimizers() for g in o.param_groups for p in g["params"])
-        counts = {k: n for k, n in _counts(reached) if k >= 0}
         _tell(counts)
         _second[0] = not _second[0] and 0 in counts.values()
         if _second[0]:

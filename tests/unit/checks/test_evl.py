@@ -388,6 +388,13 @@ def test_sum_of_means() -> None:
     silent(MetricSumNotDivided, summed("loss 85.12", (42.12, 43.0), 85.12))  # a sum of sums, for all one can tell
 
 
+def test_what_the_source_divides_by_the_number_of_ranks_is_no_sum() -> None:
+    one = summed("Acc@1 0.120 (0.8512)", (0.4212, 0.43), 0.8512)
+    for recording_ in one.present:
+        recording_.of("reduced")[0].data["by_ranks"] = True  # type: ignore[index]
+    silent(MetricSumNotDivided, one)
+
+
 def test_the_sum_of_one_metric_is_the_mean_of_another() -> None:
     """Top-1 12.5 % on both ranks, top-5 25 %: divided as it should be."""
     def both(*, top5: float) -> Run:

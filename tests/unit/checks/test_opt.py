@@ -426,3 +426,10 @@ def test_an_optimizer_that_is_never_stepped() -> None:
 
 def test_gradients_that_wait_or_are_wanted_for_themselves_are_healthy() -> None:
     assert never(steps=1) == [] and never(graded=0) == [] and never(live=True) == [] and never(code=1) == []
+
+
+def test_a_copy_whose_gradients_are_never_zeroed() -> None:
+    lent = event("lent_kept", line=40, s=4, num=4, of=4, opt=0, zeroed=site(38))
+    found = findings(the_check(zero_grad), two_ranks(each=by_rank(flags=(FLAG_CHANGED | FLAG_ZEROED,) * 2), extra=lambda r: [lent]))
+    assert [(f.code, f.where and f.where.line, f.ranks) for f in found] == [("OPT102", 38, (0, 1))]
+    assert "4 of the copy's 4" in found[0].message
