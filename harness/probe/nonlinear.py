@@ -62,6 +62,8 @@ def divided_by_ranks(site: sites.Site, op: str) -> bool:
         return False
     place = Place(tree, syntax.function_at(tree, site[1]), site[1], [])
     names = {ast.unparse(g) for call in _calls(place, op) if (g := _argument(call, 0)) is not None}
+    below: ast.expr
+    above: ast.expr
     for node in syntax.own_nodes(place.scope):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div) and node.lineno >= site[1]:
             below, above = node.value, node.target
