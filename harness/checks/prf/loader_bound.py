@@ -44,7 +44,11 @@ class LoaderBound(Check):
             raise NotApplicable("no rank trains from a torch DataLoader")
         shares = []
         for rank, recording in trained:
-            wall, data = _without_queue(recording)
+            wall = pace.column(recording, "wall_s")
+            if sum(pace.column(recording, "data_s")) < WEAK[0] * sum(wall):
+                data = [0.0] * len(wall)  # without the queue the share is smaller still
+            else:
+                wall, data = _without_queue(recording)
             if len(wall) >= WEAK[1] and sum(wall) >= WEAK[2]:
                 shares.append((sum(data) / sum(wall), len(wall), sum(wall), rank, recording, sum(pace.column(recording, "num_samples"))))
         if not shares:

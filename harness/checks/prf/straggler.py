@@ -32,6 +32,7 @@ from harness.model import Finding, Severity, Where
 from harness.record import Recording, Run, where_of
 
 MIN_STEPS = 20
+MAX_LOOKED_AT = 100_000  # steps of all ranks together: a rank that is slow is so in a tenth of them too
 CALM_S = 0.002  # of waiting for a core in an unknown part of a step
 RATIO, MORE_S, MOST = 1.3, 0.005, 0.8
 BUSY_RATIO = 2.0  # on a host that has other work to do
@@ -46,7 +47,8 @@ class Straggler(Check):
         trained = {rank: r for rank, r in enumerate(run.ranks) if r is not None and r.num_rows}
         if len(trained) < 2:
             raise NotApplicable("fewer than two ranks took steps")
-        own = {rank: _own(r) for rank, r in trained.items()}
+        stride = max(1, sum(r.num_rows for r in trained.values()) // MAX_LOOKED_AT)
+        own = {rank: _own(r, stride) for rank, r in trained.items()}
         most_s = {rank: [most for most, _ in values] for rank, values in own.items()}
         length = min(len(values) for values in most_s.values())
         if length < MIN_STEPS:
@@ -82,12 +84,13 @@ class Straggler(Check):
             raise Inconclusive(f"the host has other work: load {busy:.1f} on {run.num_cores} cores")
 
 
-def _own(recording: Recording) -> list[tuple[float, float]]:
+def _own(recording: Recording, stride: int) -> list[tuple[float, float]]:
     """(most, least) seconds a step that no other rank can have caused: up to the first collective or backward, and inside the optimizer's
-    step with its hooks, where no collective and no closure's backward lies in there. What it waited for a core is left out."""
+    step with its hooks, where no collective and no closure's backward lies in there. What it waited for a core is left out. Of every
+    `stride`-th step, the same ones on all ranks."""
     names = ("self_s", "self_queue_s", "queue_s", "step_s", "backward_s", "coll_s", "wall_s")
     found = []
-    for before, before_queue, queue, step, backward, coll, wall in zip(*(pace.column(recording, n) for n in names), strict=True):
+    for before, before_queue, queue, step, backward, coll, wall in zip(*(pace.column(recording, n)[::stride] for n in names), strict=True):
         own = max(0.0, before - before_queue)
         step = step if coll == 0 and before + step + backward <= 1.05 * wall else 0.0
         found.append((own + step, own + max(0.0, step - max(0.0, queue - before_queue))))
