@@ -14,16 +14,16 @@ Right
     for p in model.parameters(): dist.all_reduce(p.grad)
 
 Known limits
-    Needs gradients of some parameters that agree. What the source leaves out by the name of its module (`"head" not in name` and a module
-    `head`: private heads, normalisation of one's own) may be meant to be local and is advice; a module whose name merely holds the text
-    (`multihead`) is not.
+    Needs gradients of some parameters that agree. Experts with a group of ranks each, equal in the group from the start on, are healthy. What
+    the source leaves out by the name of its module (`"head" not in name` and a module `head`: private heads, normalisation of one's own) may be
+    meant to be local and is advice; a module whose name merely holds the text (`multihead`) is not.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
@@ -55,6 +55,7 @@ class PartlySynced(Check):
             wrong = (
                 [n for n in parting.grad_names if n not in agree] if agree and parting.num_grad == parting.steps else left if synced else []
             )
+            wrong = [n for n in wrong if n not in in_teams(run, opt)] if wrong else []
             if not wrong:
                 continue
             where = _sync_at(run)
@@ -78,6 +79,27 @@ class PartlySynced(Check):
                 help="synchronise the gradient of every trained parameter",
             )
             return
+
+
+def in_teams(run: Run, opt: int) -> set[str]:
+    """Parameters of which teams of ranks have a model each, replicated in the team: they start equal in a team and differ between teams, and so do
+    their gradients at every step whose details were kept (experts, of which each has its own group)."""
+    names, starts = run.present[0].param_names(opt), replicas.initial(run, opt)
+    keys = [k for k in run.present[0].details if k[1] == opt and all(k in r.details for r in run.present)]
+    if len(run.present) < 4 or not starts or len(keys) < 3 or any(r.param_names(opt) != names for r in run.present):
+        return set()
+    found = set()
+    for i, name in enumerate(names):
+        begin = _teams([s[i] if i < len(s) else 0 for s in starts])
+        steps = [_teams([r.details[k][0][i] if i < len(r.details[k][0]) else 0 for r in run.present]) for k in keys]
+        if 1 < len(set(begin)) <= len(begin) // 2 and min(Counter(begin).values()) > 1 and all(s == begin for s in steps):
+            found.add(name)
+    return found
+
+
+def _teams(values: Sequence[int]) -> list[int]:
+    """The first rank that holds the same value, a rank each."""
+    return [values.index(v) for v in values]
 
 
 def _left_out_by_name(run: Run, name: str) -> bool:

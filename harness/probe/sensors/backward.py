@@ -151,6 +151,11 @@ def _look_at_gradients(site: sites.Site) -> None:
     _since_zero[site] = _since_zero.get(site, 0) + 1
 
 
+def num_since_zero() -> int:
+    """Backwards whose gradients are added up now; 0 where nobody looks at that any more."""
+    return sum(_since_zero.values()) if S.steps < 64 else 0
+
+
 def _look_at_wrapped(since: Any, loss: Any, site: sites.Site) -> None:
     """no_sync() and eval mode at this backward, and whether it goes around a DDP object."""
     no_sync = in_eval = False

@@ -1,6 +1,7 @@
 """Gradient clipping, GradScaler, learning-rate schedulers.
 
-Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm.
+Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm, accumulated
+(backwards since the gradients were zero; 0: not known), no_sync (of the last backward).
 Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
 (its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none).
@@ -34,6 +35,7 @@ def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
     S.recorder.event(
         "clip", sites.here(4), norm=norm, scaled=S.since.scale not in (0.0, 1.0) and not _unscaled, scale=S.since.scale,
         max_norm=float(limit) if isinstance(limit, (int, float)) else None, reduced=S.since.num_reduce, collectives=S.since.num_coll,
+        accumulated=0 if S.light else backward.num_since_zero(), no_sync=S.since.last_no_sync,
     )  # fmt: skip
 
 

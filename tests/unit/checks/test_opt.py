@@ -14,6 +14,7 @@ from harness.checks.opt import (
     accumulation,
     cleared,
     clip_scaled,
+    clipped_between,
     closure_local,
     edited,
     idle_schedule,
@@ -433,3 +434,21 @@ def test_a_copy_whose_gradients_are_never_zeroed() -> None:
     found = findings(the_check(zero_grad), two_ranks(each=by_rank(flags=(FLAG_CHANGED | FLAG_ZEROED,) * 2), extra=lambda r: [lent]))
     assert [(f.code, f.where and f.where.line, f.ranks) for f in found] == [("OPT102", 38, (0, 1))]
     assert "4 of the copy's 4" in found[0].message
+
+
+@pytest.mark.parametrize(("norms", "accumulated", "opts", "fires"), [
+    ((3.0, 2.0), (1, 2), 1, True),
+    ((0.3, 0.2), (1, 2), 1, False),  # nothing was clipped
+    ((3.0, 2.0), (1, 1), 1, False),  # by sample: zero again in between
+    ((3.0,), (2,), 1, False),  # once, after all
+    ((3.0, 2.0), (2, 2), 1, False),  # two calls after one backward
+    ((3.0, 2.0), (1, 2), 2, False),  # a GAN's two models in one helper
+])  # fmt: skip
+def test_gradients_that_are_clipped_while_they_are_accumulated(norms: tuple[float, ...], accumulated: tuple[int, ...], opts: int, fires: bool) -> None:
+    clips = [
+        event("clip", line=61, s=s, norm=n, max_norm=1.0, accumulated=a, no_sync=True) for s in range(4) for n, a in zip(norms, accumulated, strict=True)
+    ]
+    found = findings(clipped_between.ClippedWhileAccumulating, run([recording(clips, [row(s, opt=s % opts) for s in range(4)])]))
+    assert len(found) == fires
+    if fires:
+        assert found[0].where is not None and found[0].where.line == 61 and "no_sync" in found[0].message

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from builder import event, findings, recording, row, run
-from replica_runs import by_rank, setup, two_ranks
+from replica_runs import by_rank, details, setup, two_ranks
 
 from harness.checks import regime
 from harness.checks.base import Check, Inconclusive
@@ -206,3 +206,28 @@ def test_a_step_that_a_scaler_skips_is_no_skipped_batch(scale: float, backwards:
         return {"scale": scale, "num_batches": 2, "num_backward": backwards} if rank == 0 and step == 5 else {"scale": scale, "num_batches": 1}
 
     assert len(findings(CHECKS["SYN119"], two_ranks(ddp=False, each=each))) == fires
+
+
+def teams_of_experts(starts: tuple[int, ...], grads: tuple[int, ...]) -> Run:
+    """Four ranks without DDP: two parameters that all share, and two whose start and gradients are as given."""
+    made = []
+    for rank in range(4):
+        kept = setup(rank, ddp=False)
+        for e in kept:
+            if e.kind == "initial":
+                e.data["each"] = [1, 2, 3 + starts[rank], 4 + starts[rank]]  # type: ignore[index]
+        rows = [row(s, grad=100 * s + grads[rank] + 1, param=100 * s + grads[rank] + 1) for s in range(8)]
+        told = [event("pg", done=True, rank=rank, world_size=4), *kept[1:], *[coll("all_reduce", 54, s=s, numel=20, grad=True) for s in range(8)]]
+        made.append(recording(told, rows, rank=rank, world_size=4))
+        made[-1].params = details(8, lambda s, i, rank=rank: 50 + s + i + 1000 * grads[rank] * (i > 1), lambda s, i, rank=rank: 90 + s + i + 1000 * grads[rank] * (i > 1))
+    return run(made)
+
+
+@pytest.mark.parametrize(("starts", "grads", "fires"), [
+    ((0, 0, 1, 1), (0, 0, 1, 1), False),  # two experts on two ranks each
+    ((0, 0, 0, 0), (0, 1, 2, 3), True),  # left out of the sync
+    ((0, 0, 1, 1), (0, 1, 2, 3), True),  # the pairs are not kept equal either
+    ((0, 0, 0, 0), (0, 0, 1, 1), True),  # one model for all that is averaged in pairs
+])  # fmt: skip
+def test_experts_that_are_replicated_in_teams(starts: tuple[int, ...], grads: tuple[int, ...], fires: bool) -> None:
+    assert bool(findings(CHECKS["SYN128"], teams_of_experts(starts, grads))) == fires
