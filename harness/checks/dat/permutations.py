@@ -57,7 +57,10 @@ def of(run: Run) -> list[Drawn]:
 
 
 def is_shared_out(run: Run, drawn: Drawn) -> bool:
-    """Whether each rank trains on about its share of it between two calls, counted in samples or in batches, and not on all of it."""
+    """Whether each rank trains on about its share of it between two calls, counted in samples or in batches, and not on all of it; not where a
+    DistributedSampler deals the data out: such a permutation is for something else."""
+    if any(isinstance(e["distributed"], dict) for _, e in run.events("loader")):
+        return False
     ends = [*range(1, drawn.num_common)]
     return any(all(_is_share(run, drawn, rank, k) for rank in range(len(drawn.calls))) for k in ends) or (
         run.finished and all(_is_share(run, drawn, rank, drawn.num_common) for rank in range(len(drawn.calls)))

@@ -22,11 +22,11 @@ def permuted(s: int, digest: int, *, num: int = 64, generator: bool = False, dra
 
 
 def parting(*, equal: int = 1, num: int = 64, epochs: int = 4, seeds: bool = False, reseeded: bool = False, odd: bool = True, generator: bool = False,
-            loader: bool = False, starts: int = 0) -> Run:  # fmt: skip
+            loader: bool = False, starts: int = 0, sampler: bool = False) -> Run:  # fmt: skip
     """Two ranks that draw a permutation each epoch; the first `equal` are the same."""
 
     def extra(rank: int) -> list[Event]:
-        told: list[Event] = [wrap_event(group_size=2)]
+        told: list[Event] = [wrap_event(group_size=2), *([event("loader", line=70, distributed={"rank": rank})] if sampler else [])]
         for k in range(epochs):
             digest = 100 + k + (1000 * rank if k >= equal or starts else 0)
             if reseeded and k >= equal:
@@ -61,6 +61,7 @@ def test_a_shared_permutation_that_parts(told: dict[str, Any], line: int) -> Non
     {"equal": 4},  # never parts
     {"seeds": True},  # seeded apart on purpose, after the split
     {"num": 32},  # each rank trains on all of it: mixup, or its own order
+    {"sampler": True},  # a DistributedSampler deals the data out, this one picks what is looked at
     {"num": 500},  # a sample of a replay buffer
     {"reseeded": True},  # one rank asked once more for permutations that are seeded by epoch
     {"generator": True, "reseeded": True},
