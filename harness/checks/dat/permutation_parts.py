@@ -35,6 +35,13 @@ from harness.checks.dat.permutations import Drawn
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Run, number, where_of
 
+OWN = {
+    "randperm": "`torch.Generator().manual_seed(seed + epoch)`",
+    "random.shuffle": "`random.Random(seed + epoch).shuffle(...)`",
+    "permutation": "`np.random.default_rng(seed + epoch).permutation(...)`",
+    "shuffle": "`np.random.default_rng(seed + epoch).shuffle(...)`",
+}
+
 
 class SharedPermutationParts(Check):
     code = "DAT121"
@@ -62,7 +69,7 @@ class SharedPermutationParts(Check):
                     *([] if odd else [_unnamed(drawn)]),
                     *([f"the permutation is drawn at {drawn.where.place}"] if odd and drawn.where is not None else []),
                 ],
-                help="draw it with a generator of its own, seeded alike on all ranks: `torch.Generator().manual_seed(seed + epoch)`",
+                help="draw it with a generator of its own, seeded alike on all ranks: " + OWN.get(str(drawn.calls[0][0]["fn"]), OWN["randperm"]),
             )
             return
 
