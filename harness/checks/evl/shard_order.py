@@ -2,12 +2,13 @@
 
 What it does
     For evaluations under a distributed sampler whose predicted classes are gathered from all ranks: computes the accuracy that each rank's
-    predictions have with its own labels, and the one that the parts have, one behind the other, with the labels in the order of the data set.
-    A finding where a reported number is the second and not the first.
+    predictions have with its own labels, and the one that the parts have with the labels in the order of the data set, put one behind the
+    other or taken by turns. A finding where a reported number is one of these and not the first.
 
 Why it is bad
     A DistributedSampler deals samples out by turns: rank 0 has 0, 2, 4, ... Put one behind the other, the ranks' parts are in another order
-    than the data set: most predictions are compared with labels of other samples, and the accuracy looks like that of guessing.
+    than the data set; a sampler that shuffles (the default) has no order of the data set at all. Most predictions are compared with labels of
+    other samples, and the accuracy looks like that of guessing.
 
 Wrong
     dist.all_gather(parts, mine)
@@ -56,23 +57,27 @@ class GatheredInShardOrder(Check):
                 return
 
     def _compared(self, run: Run, call: list[Event], drawn: list[Pass]) -> Finding | None:
-        right, wrong = _accuracies([passes.unpack(e["classes"]) for e in call], drawn)
-        if abs(right - wrong) < MIN_APART or right <= 0:
-            return None
-        for rank, event in enumerate(call):
-            later = [r for r in reports.all_reports(run)[rank] if r.t_ns > event.t_ns and r.step == event.step]
-            value = next((v for r in later for v in r.values() if _is(v, wrong) and not _is(v, right)), None)
-            if value is not None:
-                return self.finding(
-                    f"the ranks' predictions, put one behind the other, are compared with labels in the order of the data set: accuracy {wrong:.4f}, "
-                    f"each rank with its own labels {right:.4f}",
-                    where=where_of(event["joined"]) or event.where,
-                    ranks=run.rank_ids,
-                    notes=[f"reported: {value.value:g}", f"rank 0 has samples {', '.join(str(i) for i in drawn[0].indices[:4])}, ..."],
-                    help="undo the turns (`torch.stack(parts, 1).flatten()`), or gather the labels as well and compare part by part",
-                    evidence={"reported": value.value, "own_labels": right},
-                )
+        right, others = _accuracies([passes.unpack(e["classes"]) for e in call], drawn)
+        for how, wrong in others.items():
+            if right <= 0 or abs(right - wrong) < MIN_APART:
+                continue
+            for rank, event in enumerate(call):
+                later = [r for r in reports.all_reports(run)[rank] if r.t_ns > event.t_ns and r.step == event.step]
+                value = next((v for r in later for v in r.values() if _is(v, wrong) and not _is(v, right)), None)
+                if value is not None:
+                    return self._found(run, event, drawn[0], f"{how}, are compared with labels in the order of the data set: accuracy {wrong:.4f}", value, right)
         return None
+
+    def _found(self, run: Run, event: Event, one: Pass, what: str, value: Value, right: float) -> Finding:
+        turned = "undo the turns (`torch.stack(parts, 1).flatten()`), or gather the labels as well and compare part by part"
+        return self.finding(
+            f"the ranks' predictions, {what}, each rank with its own labels {right:.4f}",
+            where=(one.made_sampler if one.shuffles else where_of(event["joined"])) or event.where,
+            ranks=run.rank_ids,
+            notes=[f"reported: {value.value:g}", f"rank 0 has samples {', '.join(str(i) for i in one.indices[:4])}, ..."],
+            help="`DistributedSampler(..., shuffle=False)` for a set that is measured, or gather the labels as well" if one.shuffles else turned,
+            evidence={"reported": value.value, "own_labels": right},
+        )
 
 
 def _is(value: Value, accuracy: float) -> bool:
@@ -103,16 +108,20 @@ def _pass_before(run: Run, rank: int, event: Event) -> Pass | None:
     return one if shared and len(one.labels) == len(one.indices) == number(event["leaves"]) else None
 
 
-def _accuracies(classes: list[tuple[int, ...]], drawn: list[Pass]) -> tuple[float, float]:
-    """(with each rank's own labels, one part behind the other with the labels in the order of the data set); a repeated sample counts once."""
+def _accuracies(classes: list[tuple[int, ...]], drawn: list[Pass]) -> tuple[float, dict[str, float]]:
+    """With each rank's own labels, and with labels in the order of the data set by how the parts are put together; a repeated sample counts
+    once."""
     labels: dict[int, int] = {}
     own: dict[int, bool] = {}
     for predicted, one in zip(classes, drawn, strict=True):
         for index, label, guess in zip(one.indices, one.labels, predicted, strict=False):
             labels.setdefault(index, label)
             own.setdefault(index, guess == label)
-    behind = [guess for predicted in classes for guess in predicted]
     num = len(labels)
     if not num or set(labels) != set(range(num)):
-        return 0.0, 0.0
-    return sum(own.values()) / num, sum(labels[i] == guess for i, guess in enumerate(behind[:num])) / num
+        return 0.0, {}
+    orders = {
+        "put one behind the other": [guess for predicted in classes for guess in predicted],
+        "taken by turns": [guess for turn in zip(*classes, strict=False) for guess in turn],
+    }
+    return sum(own.values()) / num, {how: sum(labels[i] == g for i, g in enumerate(order[:num])) / num for how, order in orders.items()}

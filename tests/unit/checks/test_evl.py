@@ -649,7 +649,7 @@ def test_gathered_in_shard_order() -> None:
     found = said(GatheredInShardOrder, gathered_classes("accuracy 0.100"))  # 0 2 4 6 8 1 3 5 7 99 against 0 1 2 3 4 5 6 7 8 9: one is right
     assert found.severity is Severity.ERROR and found.where and found.where.line == 57 and "own labels 0.9000" in found.message
     said(GatheredInShardOrder, gathered_classes("accuracy 10.0 %"))
-    silent(GatheredInShardOrder, gathered_classes("accuracy 0.900"))
+    silent(GatheredInShardOrder, gathered_classes("accuracy 0.900"))  # also what they are when taken by turns
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.452"))
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.100", hits=(0,)))  # the same either way
 
@@ -668,3 +668,15 @@ def test_candidates_of_one_shard() -> None:
     assert found.where and found.where.line == 52 and "not with all 20" in found.message
     silent(CandidatesOfOneShard, run(pairs=False))
     silent(CandidatesOfOneShard, run(inputs=(3, 3)))  # every rank has the whole set
+
+
+def test_a_sampler_that_shuffles_has_no_order_of_the_data_set() -> None:
+    dealt = ([3, 7, 1, 9, 0], [2, 8, 5, 4, 6])
+    own = []
+    for rank, mine in enumerate(dealt):
+        opened = {"distributed": sampler(rank)["distributed"] | {"shuffle": True}, "made_sampler": site(15)}
+        drawn = measured(1, 2, rank=rank, opened=opened, indices=pack(mine), labels=pack(mine), num_samples=5)
+        gather = event("gathered", line=55, s=2, y=6, op="all_gather", classes=pack(mine), leaves=5, joined=site(57))
+        own.append([*trained(0, 2), *drawn, gather, *([says("accuracy 0.000, by turns 0.100", s=2, y=6)] if rank == 0 else [])])
+    found = said(GatheredInShardOrder, two(*own))  # by turns 3 2 7 8 1 5 9 4 0 6: one is right, the 5 in place 5
+    assert "by turns" in found.message and found.where and found.where.line == 15
