@@ -35,6 +35,16 @@ def rebinds(file: str) -> list[Site]:
 
 
 @cache
+def item_set_at(file: str, key: str) -> Site | None:
+    """The first statement in `file` that sets `<anything>["key"]`."""
+    tree = syntax.tree(file)
+    for node in (n for n in (syntax.nodes(tree) if tree is not None else ()) if isinstance(n, ast.Assign)):
+        if any(isinstance(t, ast.Subscript) and isinstance(t.slice, ast.Constant) and t.slice.value == key for t in node.targets):
+            return (file, node.lineno, "")
+    return None
+
+
+@cache
 def writes(file: str, line: int, attribute: str) -> Site | None:
     """The first statement of the function at `line` that assigns to `.attribute` or calls an in-place method (`mul_`, `copy_`, ...) of it."""
     tree = syntax.tree(file)

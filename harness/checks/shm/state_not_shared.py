@@ -1,7 +1,8 @@
 """SHM104 optimizer-state-not-shared: each worker keeps its own momentum for a model that all of them change.
 
 What it does
-    Asks each training process whether the state of its optimizer lies in shared memory while the parameters do.
+    Asks each training process whether the state of its optimizer lies in shared memory while the parameters do, and whether a count of steps
+    in a shared state is a number of Python's, or a tensor, of each process's own.
 
 Why it is bad
     Adam's moments and step counts of one worker know nothing of the other workers' steps. It often trains all the same; the learning rate
@@ -25,7 +26,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.shm import workers
 from harness.model import Finding, Severity
-from harness.record import Run, number
+from harness.record import Event, Run, number, where_of
 
 
 class OptimizerStateNotShared(Check):
@@ -44,6 +45,10 @@ class OptimizerStateNotShared(Check):
         ]
         if not told:
             raise NotApplicable("no process steps a shared model")
+        counts = [(t, w, e) for t, w, e in told if e["counters"] and number(e["state_shared"]) == number(e["state"]) > 0]
+        if len({id(w) for _, w, _ in counts}) > 1:
+            yield self._counter(*counts[0], len({id(w) for _, w, _ in counts}))
+            return
         private = [(t, w, e) for t, w, e in told if number(e["state"]) > 0 and number(e["state_shared"]) == 0]
         if len({id(w) for _, w, _ in private}) < 2:
             return
@@ -60,4 +65,16 @@ class OptimizerStateNotShared(Check):
             ],
             severity=Severity.WARNING if inherited else None,
             help="use an optimizer without state, or create and share its state before the processes start",
+        )
+
+    def _counter(self, team: workers.Team, worker: workers.Worker, event: Event, num: int) -> Finding:
+        """The moments are shared, the number of steps that they have seen is not."""
+        name = str(event["counters"][0])
+        return self.finding(
+            f"the {event['kind']} state of the shared model is shared, but each of {num} workers counts its `{name}` for itself",
+            where=where_of(event["counted_at"]) or worker.where,
+            ranks=(team.rank,),
+            notes=[f"{event['state']} state tensors, all shared: they have seen the steps of all workers, the bias correction one worker's"],
+            severity=Severity.WARNING,
+            help=f"make `{name}` a tensor and share it as well: `state[{name!r}] = torch.zeros(1).share_memory_()`",
         )

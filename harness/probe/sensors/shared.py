@@ -6,7 +6,7 @@ shared model that this child does not get: where the equal copy that it gets was
 (header of the loop around the call). `before`: is_shared() counts before start(): spawn and forkserver share what they pass on the way.
 Event "process_join" (in the parent, once it is known that the child has ended, or at the parent's own end): key, child, exitcode, models
 [{id, changed}], left, at (site of the call that waited). Event "child_models" (in the child, at its second step): num, shared, grads_shared,
-state, state_shared, opt, kind.
+state, state_shared, opt, kind, counters (names of step counts in the state that are this process's own), counted_at (where one is set).
 Each model also says where it was made (`made`, a site), and process_start which statement set the number of threads (`threads_at`).
 Event "threads" (the script calls torch.set_num_threads; once a number): site, num, from_cores (its source asks for the number of cores).
 Event "module_copied" (in a child, once a line): site, module. Event "optimizer_made" (in a child, once a line): site, kind.
@@ -21,7 +21,7 @@ import os
 import weakref
 from typing import Any
 
-from .. import closures, cuts, lineage, origins, sites
+from .. import closures, cuts, lineage, origins, sites, sources
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -321,8 +321,19 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
         "child_models", S.loss_site, opt=witness.opt, kind=type(optimizer).__name__, num=len(living),
         shared=sum(p.is_shared() for p in living),
         grads_shared=sum(p.grad is not None and p.grad.is_shared() for p in living), state=len(state),
-        state_shared=sum(v.is_shared() for v in state),
+        state_shared=sum(v.is_shared() for v in state), **_counters(optimizer, living),
     )  # fmt: skip
+
+
+def _counters(optimizer: Any, params: list[Any]) -> dict[str, Any]:
+    """Step counts that are no shared tensors: Python's numbers, tensors of this process."""
+    names = {str(k) for p in params for k, v in optimizer.state.get(p, {}).items() if ("step" in str(k) or k == "t") and not _shared_number(v)}
+    at = next((s for name in names for file in cuts.user_files() if (s := sources.item_set_at(file, name)) is not None), None) if names else None
+    return {"counters": sorted(names)[:4], "counted_at": sites.as_json(at) if at is not None else None}
+
+
+def _shared_number(value: Any) -> bool:
+    return bool(value.is_shared()) if hasattr(value, "is_shared") and value.device.type == "cpu" else not isinstance(value, (int, float))
 
 
 def _in_child(event: str, /, **fields: Any) -> None:

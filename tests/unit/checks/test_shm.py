@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from builder import event, findings, recording, row, run
+from builder import event, findings, recording, row, run, site
 
 from harness.checks.engine import judge
 from harness.checks.shm.copy_never_refreshed import CopyNeverRefreshed
@@ -153,6 +153,9 @@ def test_private_state_is_advice() -> None:
     assert [f.severity for f in findings(OptimizerStateNotShared, team(changed=True, child=(told,)))] == [Severity.WARNING]  # handed over
     shared = event("child_models", opt=0, kind="Adam", num=2, shared=2, grads_shared=0, state=4, state_shared=4)
     assert findings(OptimizerStateNotShared, team(changed=True, child=(shared,))) == []
+    fields = shared.data | {"counters": ["step"], "counted_at": site(19)}
+    found = findings(OptimizerStateNotShared, team(changed=True, child=(event("child_models", **fields),)))
+    assert [(f.severity, f.where and f.where.line) for f in found] == [(Severity.WARNING, 19)] and "counts its `step` for itself" in found[0].message
 
 
 def test_fork_after_threads() -> None:
