@@ -29,8 +29,11 @@ def _other(run: Run) -> str:
 
 
 def sharded(run: Run) -> bool:
-    """DTensor: what a backward reaches is another object than what the optimizer holds."""
-    return any(e["sharded"] for _, e in run.events(protocol.PARAMS))
+    """DTensor: what a backward reaches is another object than what the optimizer holds. Asked once for each rank, so looked up once."""
+    found = run.__dict__.get("_sharded")
+    if not isinstance(found, bool):
+        found = run.__dict__["_sharded"] = any(e["sharded"] for _, e in run.events(protocol.PARAMS))
+    return found
 
 
 def by_messages(run: Run) -> bool:
