@@ -9,6 +9,7 @@ weights, had (digests of the parameters that are given, and of the module's own 
 the file of the unexpected tensors; "" for one that is of no file).
 Event "blank_stats": site (of the load), names, source, module: running statistics that a load left out although it gave the weights of
 their layer, as they were made (mean 0) when the module was called in eval mode.
+Event "saved_dicts" (first 100): site, path, tokens: the state dicts (see "state_dict") whose tensors are in a file.
 Event "state_held" (first 40): site, steps_before: the dict that this line gave out last is still held although the weights moved since.
 Event "optimizer_state" (user calls): site, kind, names, shapes,
 digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
@@ -141,6 +142,10 @@ def _alias_used(how: str, tensors: list[Any], site: sites.Site, module: Any = No
 def _at_save(thing: Any, site: sites.Site, path: str) -> None:
     tensors = [t for _, t in saving.walk(thing)]
     _alias_used("save", tensors, site, path=path)
+    tokens = sorted({c.token for t in tensors if (c := _capture_of(t)) is not None})
+    _counts["saved"] = _counts.get("saved", 0) + bool(tokens)
+    if tokens and _counts["saved"] <= 100:
+        S.recorder.event("saved_dicts", site, path=path, tokens=tokens[:20])
     if threading.current_thread() is not threading.main_thread():  # a file that the training thread writes is of one step
         live = steps.weights()
         mine = [t for t in tensors if digests.address(t) in live]

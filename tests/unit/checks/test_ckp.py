@@ -1,4 +1,4 @@
-"""CKP101-CKP119 on small runs."""
+"""CKP101-CKP120 on small runs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from harness.checks.ckp.partial_load import PartialLoad
 from harness.checks.ckp.prefix_mismatch import PrefixMismatch
 from harness.checks.ckp.restored_lost import RestoredThenRebuilt
 from harness.checks.ckp.resume_incomplete import ResumeIncomplete
+from harness.checks.ckp.saved_twice import WrongDictSaved
 from harness.checks.ckp.schedule_over import ScheduleStartsOver
 from harness.checks.ckp.unreadable import CheckpointUnreadable
 from harness.checks.engine import judge
@@ -716,3 +717,24 @@ def test_latest_by_name() -> None:
     assert [(f.code, f.where and f.where.line) for f in found] == [("CKP119", 50)] and "step-120.pt" in found[0].message
     assert findings(LatestByName, resumed_from("")) == []
     assert findings(LatestByName, resumed_from("step-120.pt", restored=False)) == []
+
+
+# ---- CKP120 ----
+def dicts(second: int, read: tuple[int, ...] = (1, 2), path: str = "/w/ema.pt", num: int = 4, line: int = 43) -> Run:
+    """Dict 1 (the model's) goes to one file, dict `second` to another; `read` were read in that step."""
+    made = [event("state_dict", line=30 + t, s=9, module="Net", num=4 if t == 1 else num, token=t) for t in read]
+    saves = [
+        event("saved_dicts", line=40, s=9, path=PATH, tokens=[1]),
+        event("saved_dicts", line=line, s=9, path=path, tokens=[second]),
+    ]
+    return run([recording([*made, *saves], [row(n) for n in range(12)])])
+
+
+def test_one_dict_under_two_names_and_another_nowhere() -> None:
+    found = findings(WrongDictSaved, dicts(second=1))
+    assert [(f.code, f.where and f.where.line) for f in found] == [("CKP120", 43)] and "line 32 reads out" in found[0].message
+    assert findings(WrongDictSaved, dicts(second=2)) == []
+    assert findings(WrongDictSaved, dicts(second=1, read=(1,))) == []  # last and best
+    assert findings(WrongDictSaved, dicts(second=1, num=9)) == []  # another model's, read for something else
+    assert findings(WrongDictSaved, dicts(second=1, line=40)) == []  # one statement in a loop over names
+    assert findings(WrongDictSaved, dicts(second=1, path=PATH)) == []  # written again
