@@ -33,6 +33,11 @@ def plain(tensor: Any) -> bool:
     )
 
 
+def local(tensor: Any) -> Any:
+    """This rank's part of a DTensor, the tensor itself otherwise. Not in the row's digests: parts differ by design."""
+    return tensor if plain(tensor) else getattr(tensor, "_local_tensor", tensor)
+
+
 def sparse(tensor: Any) -> bool:
     """A COO tensor, as `nn.Embedding(sparse=True)` makes a gradient: it has no memory of its own, its indices and values have."""
     import torch

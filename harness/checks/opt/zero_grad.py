@@ -83,6 +83,7 @@ def _piled_up(process: Recording, places: Sequence[int]) -> tuple[list[int], int
     if all(f & FLAG_ZEROED for f in set(flags)):
         return None
     since, grad = optimizers.backwards_so_far(process), protocol.DIGEST_SLICE["grad"]
-    later = [i for before, i in pairwise(places) if since[i] > since[before] and any(process.raw(i)[grad])]  # grad 0: a closure's, inside the step
+    parts = any(e["sharded"] for e in process.of(protocol.PARAMS))  # whose gradients have no digest
+    later = [i for before, i in pairwise(places) if since[i] > since[before] and (parts or any(process.raw(i)[grad]))]  # 0: a closure's, inside the step
     dirty = [i for i in later if not flags[i] & FLAG_ZEROED]
     return (dirty, len(later)) if len(dirty) >= 3 and len(dirty) >= 0.9 * len(later) else None

@@ -75,7 +75,7 @@ def _check_zeroed() -> None:
                 if (
                     versions.get(id(p), p.grad._version) == p.grad._version
                     if p.grad.device.type != "cpu"
-                    else digests.plain(p.grad) and bool(digests.sampled(p.grad).any())
+                    else digests.plain(grad := digests.local(p.grad)) and bool(digests.sampled(grad).any())
                 ):
                     nonzero = True
                     marks.of(optimizer).held.append((weakref.ref(p), id(p.grad), p.grad._version))

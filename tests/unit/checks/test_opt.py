@@ -306,6 +306,16 @@ def test_a_scheduler_stepped_for_each_rank(backwards: int, total: int, severitie
     assert [f.severity for f in findings(the_check(scheduler), made)] == severities
 
 
+def test_gradients_in_parts_pile_up_too() -> None:
+    """A DTensor's gradient has no digest in the row: elsewhere that is the mark of a closure, which zeroes inside the step."""
+
+    def piled(sharded: bool, zeroed: int = 0) -> list[str]:
+        made = two_ranks(ddp=False, each=lambda r, s: {"grad": 0, "flags": FLAG_CHANGED | zeroed}, setup_of=lambda r: setup(r, ddp=False, sharded=sharded))
+        return [f.code for f in findings(the_check(zero_grad), made)]
+
+    assert piled(True) == ["OPT102"] and piled(False) == piled(True, FLAG_ZEROED) == []
+
+
 def by_micro_batch(total: int, zero_from: int = 99) -> list[str]:
     """12 steps of four backwards each, the scheduler stepped at each of them."""
     told = [event("scheduler_made", line=20, id=1, totals=[total] if total else [])]
