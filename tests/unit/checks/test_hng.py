@@ -12,6 +12,7 @@ from harness.checks.hng import waits
 from harness.checks.hng.collectives_do_not_match import CollectivesDoNotMatch
 from harness.checks.hng.dead_peer import DeadPeer
 from harness.checks.hng.deadlocked_worker import DeadlockedWorker
+from harness.checks.hng.groups_made_apart import GroupsMadeApart
 from harness.checks.hng.hang import Hang
 from harness.checks.hng.missing_peer_at_start import MissingPeerAtStart
 from harness.model import RankExit, RankStacks, Where
@@ -179,7 +180,7 @@ def test_one_cause_gives_one_finding() -> None:
     assert [f.code for f in found] == ["HNG103"] and found[0].consequences == ("HNG101",)
 
 
-ALL = (CollectivesDoNotMatch, DeadPeer, DeadlockedWorker, Hang, MissingPeerAtStart)
+ALL = (CollectivesDoNotMatch, DeadPeer, DeadlockedWorker, GroupsMadeApart, Hang, MissingPeerAtStart)
 
 
 @pytest.mark.parametrize("check", ALL)
@@ -189,3 +190,19 @@ def test_a_healthy_run_and_a_torn_one_are_silent(check: type) -> None:
     torn = [event(kind) for kind in ("stall", "stacks", "coll", "pg", "wrapping", "failure", "end")]
     findings(check, hung())
     findings(check, hung(recording(torn, [row(0)[:9]]), recording(torn[:1], rank=1)))
+
+
+@pytest.mark.parametrize(("lists", "local", "reason", "fires"), [
+    (([[0, 1]], [[2, 3]]), False, "hang", True),
+    (([[0, 1], [2, 3]], [[0, 1], [2, 3]]), False, "hang", False),
+    (([[0, 1]], [[2, 3]]), True, "hang", False),  # only the members call
+    (([[0, 1]], [[2, 3]]), False, "exited", False),  # it went well
+    (([None], [[0]]), False, "hang", True),
+])  # fmt: skip
+def test_groups_that_are_made_apart(lists: tuple[list[Any], list[Any]], local: bool, reason: str, fires: bool) -> None:
+    ranks = [recording([event("new_group", line=30, ranks=told, local=local) for told in mine], rank=r) for r, mine in enumerate(lists)]
+    of = run(ranks) if reason == "exited" else hung(*ranks)
+    found = findings(GroupsMadeApart, of)
+    assert len(found) == fires
+    if fires:
+        assert found[0].where is not None and found[0].where.line == 30
