@@ -4,7 +4,7 @@ What it does
     Takes the mean over the ranks at each step, and compares the medians of the first and the last third of the steps. The
     uncertainty of a median comes from the scatter of the values (1.25 x 1.48 x MAD / sqrt(n)). No fall of more than 1 % within
     twice the uncertainty is a finding: an error where the script's header declares `loss_falls = true`, else advice. A fall that
-    drowns in noise is inconclusive.
+    drowns in noise is inconclusive. A loss that is exactly 0 at every step from the first on is a warning in any case.
 
 Why it is bad
     A training that does not learn runs as fast as one that does.
@@ -59,6 +59,9 @@ class LossDoesNotFall(Check):
             raise NotApplicable("several optimizers take turns: their losses need not fall")
         if len(points) < MIN_STEPS:
             raise Inconclusive(f"needs {MIN_STEPS} steps, has {len(points)}")
+        if not any(p.loss for p in points):
+            yield self._zero(run, len(points))
+            return
         third = len(points) // 3
         first, first_error = middle([p.loss for p in points[:third]])
         last, last_error = middle([p.loss for p in points[-third:]])
@@ -79,6 +82,15 @@ class LossDoesNotFall(Check):
                 "the script declares that it falls" if declared else "nothing is declared",
             ],
             help="check that the optimizer holds the model's parameters, the learning rate, and that inputs and targets belong together",
+        )
+
+    def _zero(self, run: Run, num: int) -> Finding:
+        """Not a flat loss, none at all: its gradients are 0 as well."""
+        return self.finding(
+            f"the loss is exactly 0 at all of {num} steps: nothing is learned from it",
+            where=losses.site(run.present[0]) if run.present else None,
+            severity=Severity.WARNING,
+            help="cross_entropy over a single class is 0 whatever the model says: take as many outputs as there are classes, or a loss that fits one output",
         )
 
     def _change(self, first: float, last: float, error: float) -> str:
