@@ -99,7 +99,8 @@ class NotSharded(Check):
     def _whole(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
         """One loader that every rank runs through, in another order."""
         first = groups[0]
-        if not all(_whole_everywhere(g[: passes.MAX_COMPARED]) for g in groups[:4]) or cut_afterwards(run, first):
+        kept = _augmented(groups) and _kept_alike(run, first)
+        if not all(_whole_everywhere(g[: passes.MAX_COMPARED], kept) for g in groups[:4]) or cut_afterwards(run, first):
             return None
         return self.finding(
             f"every rank passes over all {first[0].dataset_len} samples in each epoch, in an order of its own",
@@ -218,7 +219,18 @@ def _same_labels(groups: list[list[Pass]]) -> bool:
     return all(len({p.labels for p in g}) == 1 and len(set(g[0].labels)) > 0.5 * len(g[0].labels) > 0 for g in groups)
 
 
-def _whole_everywhere(group: list[Pass]) -> bool:
+def _kept_alike(run: Run, group: list[Pass]) -> bool:
+    """Augmented samples cannot be compared; but the data sets keep the same things in the same order on all ranks, one of them an entry a
+    sample."""
+    kept = []
+    for one in group:
+        recording = run.ranks[one.rank]
+        told = next((e["attributes"] for e in (recording.of("dataset") if recording is not None else ()) if e["loader"] == one.loader), None)
+        kept.append({k: (v[0], v[2]) for k, v in told.items()} if isinstance(told, dict) else {})
+    return all(k == kept[0] for k in kept) and any(length == group[0].dataset_len for _, length in kept[0].values())
+
+
+def _whole_everywhere(group: list[Pass], kept_alike: bool = False) -> bool:
     """Each rank drew (nearly) every index once, and the samples behind the indices are the same ones."""
     for one in group:
         drawn, total = set(one.indices), one.dataset_len
@@ -227,9 +239,9 @@ def _whole_everywhere(group: list[Pass]) -> bool:
         if len(drawn) != len(one.indices) or len(drawn) < 0.9 * total or not one.exhausted:
             return False
     rows = [set(p.rows) for p in group]
-    if len({p.dataset_len for p in group}) > 1 or not all(p.distinct for p in group):
+    if len({p.dataset_len for p in group}) > 1 or not (kept_alike or all(p.distinct for p in group)):
         return False
-    return all(len(rows[0] & other) >= 0.8 * len(rows[0]) for other in rows[1:])
+    return kept_alike or all(len(rows[0] & other) >= 0.8 * len(rows[0]) for other in rows[1:])
 
 
 def _same_loss(values: list[float]) -> bool:

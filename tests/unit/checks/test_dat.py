@@ -282,6 +282,21 @@ def test_the_whole_data_on_each_rank_in_its_own_order() -> None:
     assert found.severity is Severity.WARNING and "all 64 samples" in found.message
 
 
+def test_augmented_samples_are_known_by_what_the_data_sets_keep() -> None:
+    def run(kept: tuple[int, int], length: int = 64) -> Run:
+        own = []
+        for rank in range(2):
+            told = event("dataset", line=40, loop=0, loader=0, kind="Data", attributes={"files": [kept[rank], 1, length, site(12)]})
+            epochs = [(0, list(range(64))), (1, list(range(63, -1, -1)))] if rank else [(0, list(range(63, -1, -1))), (1, list(range(64)))]
+            drawn = [e for n, order in epochs for e in one_pass(n, order, rows=[5000 * (2 * rank + n) + i for i in range(64)], **plain())]
+            own.append([told, *drawn])
+        return two(*own)
+
+    assert said(NotSharded, run((7, 7))).severity is Severity.WARNING
+    silent(NotSharded, run((7, 8)))  # shards that were cut before the loader
+    silent(NotSharded, run((7, 7), length=128))  # a list of all files, of which each rank takes a part by its own arithmetic
+
+
 def test_sampling_with_replacement_is_meant() -> None:
     orders = [list(range(64)), list(range(63, -1, -1))]
     silent(NotSharded, two(*(one_pass(0, order, **plain(replacement=True)) for order in orders)))
