@@ -22,7 +22,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import replicas
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 
@@ -30,7 +30,7 @@ class ScalerDiverges(Check):
     code = "OPT109"
     name = "scaler-diverges"
     severity = Severity.ERROR
-    explains = ("SYN127", "OPT111", "OPT103")
+    explains = ("SYN127", "OPT111", "OPT103", "SYN122")
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
@@ -40,12 +40,28 @@ class ScalerDiverges(Check):
             used = used or any(scales)
             if step.complete and len(set(scales)) > 1:
                 made = {e["scale"] for _, e in run.events("scaler_made")}
+                early = _unscaled_before_sync(run) if len(made) == 1 and not facts.wrapped else None
                 yield self.finding(
                     f"ranks scale the loss by different factors at step {step.index}: {', '.join(f'{s:g}' for s in scales)}",
-                    where=replicas.first_where(run, "scaler_made" if len(made) > 1 else "scaler") or facts.grad_site(0),
+                    where=early or replicas.first_where(run, "scaler_made" if len(made) > 1 else "scaler") or facts.grad_site(0),
                     ranks=replicas.majority_out(scales) or run.rank_ids,
-                    help="construct GradScaler alike on every rank and update it after the gradients were averaged",
+                    notes=["the gradients are unscaled, and looked through for inf and nan, before they are averaged: one rank finds some, others do not"]
+                    if early
+                    else [],
+                    help="average the gradients first, then `scaler.unscale_(optimizer)`: all ranks then find the same"
+                    if early
+                    else "construct GradScaler alike on every rank and update it after the gradients were averaged",
                 )
                 return
         if not used:
             raise NotApplicable("no GradScaler is used")
+
+
+def _unscaled_before_sync(run: Run) -> Where | None:
+    """The statement that unscales, where at most steps no collective had come since the last one, and one or more came before the next."""
+    events = [e for _, e in run.events("unscaled") if e.step >= 1]
+    first = run.present[0]
+    early = [
+        e for e in events if not e["collectives"] and not e["reduced"] and (i := first.step_index.get(e.step)) is not None and first.row(i).num_coll
+    ]  # fmt: skip
+    return early[0].where if len(early) >= 2 and 2 * len(early) > len(events) else None

@@ -2,7 +2,8 @@
 
 Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm, accumulated
 (backwards since the gradients were zero; 0: not known), no_sync (of the last backward).
-Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
+Event "unscaled" (first 24 steps): site, collectives, reduced (calls and reducing backwards
+since the last step: whether the gradients can have been averaged). Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
 (its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none).
 Event "schedule_idle" (first 8 of a scheduler): site,
@@ -49,6 +50,8 @@ def is_unscaled(optimizer: Any) -> bool:
 
 
 def _before_unscale(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    if id(optimizer) not in _unscaled and not S.light and S.steps < 24:  # here the scaler looks for gradients that are not finite
+        S.recorder.event("unscaled", sites.here(4), collectives=S.since.num_coll, reduced=S.since.num_reduce)
     _unscaled.add(id(optimizer))
 
 

@@ -462,3 +462,14 @@ def test_gradients_that_are_clipped_while_they_are_accumulated(norms: tuple[floa
     assert len(found) == fires
     if fires:
         assert found[0].where is not None and found[0].where.line == 61 and "no_sync" in found[0].message
+
+
+@pytest.mark.parametrize(("collectives", "line"), [(0, 72), (3, 76)])
+def test_a_scaler_that_looks_for_inf_before_the_gradients_are_averaged(collectives: int, line: int) -> None:
+    def extra(rank: int) -> list[Event]:
+        told = [event("unscaled", line=72, s=s, collectives=collectives, reduced=0) for s in range(4)]
+        return [event("scaler_made", scale=8.0, enabled=True, line=40), event("scaler", scale=8.0, enabled=True, line=76), *told]
+
+    of = two_ranks(ddp=False, extra=extra, each=lambda rank, s: {"num_coll": 3, "scale": 8.0 if s < 6 or rank else 4.0})
+    (found,) = findings(scaler.ScalerDiverges, of)
+    assert found.where is not None and found.where.line == line and bool(found.notes) == (line == 72)
