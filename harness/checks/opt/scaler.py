@@ -59,9 +59,9 @@ class ScalerDiverges(Check):
 
 def _unscaled_before_sync(run: Run) -> Where | None:
     """The statement that unscales, where at most steps no collective had come since the last one, and one or more came before the next."""
-    events = [e for _, e in run.events("unscaled") if e.step >= 1]
     first = run.present[0]
+    events = list({e.step: e for e in reversed(first.of("unscaled")) if e.step >= 1}.values())  # after a skipped step more come at the same one
     early = [
         e for e in events if not e["collectives"] and not e["reduced"] and (i := first.step_index.get(e.step)) is not None and first.row(i).num_coll
     ]  # fmt: skip
-    return early[0].where if len(early) >= 2 and 2 * len(early) > len(events) else None
+    return early[-1].where if len(early) >= 2 and 2 * len(early) > len(events) else None
