@@ -20,8 +20,8 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
@@ -110,10 +110,7 @@ def _message(contents: Contents, ordered: Ordered | None, first: Pass) -> str:
 
 def _lists(run: Run, kind: str) -> list[Ordered]:
     """Lists of this kind of dataset of which each rank has another order."""
-    tables: list[Mapping[str, Any]] = []
-    for recording in run.present:
-        told = [e["attributes"] for e in recording.of("dataset") if e["kind"] == kind and isinstance(e["attributes"], Mapping)]
-        tables.append(told[0] if told else {})
+    tables = [passes.attributes(recording, kind) for recording in run.present]
     found = []
     for name, entry in (tables[0] if tables else {}).items():
         entries = [t.get(name) for t in tables]

@@ -35,6 +35,12 @@ def unpack(text: Any) -> tuple[int, ...]:
     return struct.unpack(f"<{num}I", blob[: 4 * num])
 
 
+def attributes(recording: Recording, kind: str) -> Mapping[str, Any]:
+    """What the first data set of this class keeps in sequences: name -> [ordered digest, sorted digest, length, site]."""
+    told = [e["attributes"] for e in recording.of("dataset") if e["kind"] == kind and isinstance(e["attributes"], Mapping)]
+    return told[0] if told else {}
+
+
 @dataclass(frozen=True)
 class Pass:
     """One pass of one rank over one loader. `closed` is None where the process ended inside it without a word."""

@@ -22,15 +22,14 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
 from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
-from harness.record import Recording, Run, number
+from harness.record import Run, number
 
 
 class WrongWorld(Check):
@@ -87,7 +86,7 @@ def _own_data(run: Run, sampled: list[Pass]) -> bool:
     if contents_of([p for g in groups for p in g[: passes.MAX_COMPARED] if p.key == groups[0][0].key]).apart:
         return True
     first = groups[0][0]
-    tables = [t for r in run.present if (t := _attributes(r, str(first.opened["dataset"])))]
+    tables = [t for r in run.present if (t := passes.attributes(r, str(first.opened["dataset"])))]
     if len(tables) < len(run.present) or first.distributed is None or _replicas(first) == run.world_size:
         return False
     entries = [[t.get(name) for t in tables] for name in tables[0]]
@@ -100,11 +99,6 @@ def _drawn_apart(run: Run, first: Pass) -> bool:
     told = [next((e["drawn"] for e in r.of("dataset") if e["kind"] == first.opened["dataset"]), None) for r in run.present]
     drawn = [d for d in told if isinstance(d, list) and len(d) == 3]
     return bool(drawn) and min(number(d[1]) for d in drawn) >= first.dataset_len and len({repr(d[2]) for d in drawn}) > 1
-
-
-def _attributes(recording: Recording, kind: str) -> Mapping[str, Any]:
-    told = [e["attributes"] for e in recording.of("dataset") if e["kind"] == kind and isinstance(e["attributes"], Mapping)]
-    return told[0] if told else {}
 
 
 def _replicas(one: Pass) -> int:
