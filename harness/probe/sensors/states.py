@@ -16,7 +16,8 @@ digests (of each parameter's first state tensor, by position). Event "load_optim
 shapes, digests (of what is given), lr (first group's, as given), given_names, came (names in the file
 that the state tensors were loaded from), source, had_state. Event "scheduler_made": site, kind, last_epoch, id, totals (see
 lengths.py), asked (len() of a loader so far). Event "load_scheduler": site,
-kind, last_epoch. Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now,
+kind, last_epoch, foreign (first keys of a dict that holds nothing of the scheduler's).
+Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now,
 changed (the weights moved in between), same_module, path: a state dict that was read out at an earlier step, whose tensors are still the
 live weights; torn: the weights were stepped, by another thread, while the file was being written.
 """
@@ -321,7 +322,9 @@ def _number(value: Any) -> int | None:
 
 def _note_scheduler_load(self: Any, state_dict: Any, *args: Any, **kwargs: Any) -> None:
     last = state_dict.get("last_epoch") if isinstance(state_dict, dict) else None
-    S.recorder.event("load_scheduler", sites.here(4), kind=type(self).__name__, last_epoch=_number(last))
+    keys = [str(k) for k in state_dict][:20] if isinstance(state_dict, dict) else []
+    foreign = "param_groups" in keys or (bool(keys) and not any(k in vars(self) for k in keys))
+    S.recorder.event("load_scheduler", sites.here(4), kind=type(self).__name__, last_epoch=_number(last), foreign=keys[:6] if foreign else [])
 
 
 def arm() -> None:

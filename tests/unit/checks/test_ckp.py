@@ -1,4 +1,4 @@
-"""CKP101-CKP120 on small runs."""
+"""CKP101-CKP121 on small runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from harness.checks.ckp.all_ranks_save import AllRanksSaveSamePath
 from harness.checks.ckp.best_forgotten import BestForgotten
 from harness.checks.ckp.blank_statistics import BlankStatistics
 from harness.checks.ckp.by_position import OptimizerStateByPosition
+from harness.checks.ckp.foreign_state import ForeignStateRestored
 from harness.checks.ckp.latest_by_name import LatestByName
 from harness.checks.ckp.load_before_written import LoadBeforeWriteDone
 from harness.checks.ckp.loaded_into_nothing import LoadedIntoNothing
@@ -738,3 +739,15 @@ def test_one_dict_under_two_names_and_another_nowhere() -> None:
     assert findings(WrongDictSaved, dicts(second=1, num=9)) == []  # another model's, read for something else
     assert findings(WrongDictSaved, dicts(second=1, line=40)) == []  # one statement in a loop over names
     assert findings(WrongDictSaved, dicts(second=1, path=PATH)) == []  # written again
+
+
+# ---- CKP121 ----
+def test_a_scheduler_is_given_the_state_of_an_optimizer() -> None:
+    def given(*keys: str, groups: dict[str, str] | None = None) -> Run:
+        return two([*save(groups=groups or {}), event("load_scheduler", line=62, kind="CosineAnnealingLR", last_epoch=None, foreign=list(keys))], [])
+
+    found = findings(ForeignStateRestored, given("state", "param_groups", groups={"scheduler": "optimizer"}))
+    assert [(f.code, f.where and f.where.line) for f in found] == [("CKP121", 40)] and "the state of an optimizer" in found[0].message
+    assert [f.where and f.where.line for f in findings(ForeignStateRestored, given("state", "param_groups"))] == [62]
+    assert len(findings(ForeignStateRestored, given("model"))) == 1
+    assert findings(ForeignStateRestored, given()) == []
