@@ -45,6 +45,34 @@ def item_set_at(file: str, key: str) -> Site | None:
 
 
 @cache
+def gradient_writes(file: str) -> tuple[Site, ...]:
+    """Statements in `file` that give a `.grad` other values: an assignment of anything but None, `p.grad /= n`, `p.grad.div_(n)`; in order."""
+    tree = syntax.tree(file)
+    found: set[Site] = set()
+    for node in syntax.nodes(tree) if tree is not None else ():
+        if isinstance(node, ast.Assign) and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            hit = any(_is_gradient(t) for t in node.targets)
+        elif isinstance(node, ast.AugAssign):
+            hit = _is_gradient(node.target)
+        else:
+            call = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+            hit = call is not None and _is_gradient(call.value) and call.attr.endswith("_") and call.attr not in UNWRITTEN
+        if hit:
+            found.add((file, node.lineno, ""))  # type: ignore[attr-defined]
+    return tuple(sorted(found, key=lambda s: s[1]))
+
+
+UNWRITTEN = ("zero_", "detach_", "requires_grad_", "share_memory_")  # in-place methods that are no new gradient
+
+
+def _is_gradient(node: ast.expr) -> bool:
+    """`p.grad` or `p.grad.data`."""
+    if isinstance(node, ast.Attribute) and node.attr == "data":
+        node = node.value
+    return isinstance(node, ast.Attribute) and node.attr == "grad"
+
+
+@cache
 def writes(file: str, line: int, attribute: str) -> Site | None:
     """The first statement of the function at `line` that assigns to `.attribute` or calls an in-place method (`mul_`, `copy_`, ...) of it."""
     tree = syntax.tree(file)
@@ -109,6 +137,21 @@ def step_condition(file: str, line: int) -> Site | None:
     around = [n for n in syntax.nodes(scope) if isinstance(n, ast.If) and n.lineno > line and syntax.spans(n, call.lineno)]
     place = max((n.lineno for n in around), default=call.lineno)
     return (file, place, getattr(scope, "name", ""))
+
+
+@cache
+def guarded_steps(file: str) -> tuple[Site, ...]:
+    """The innermost `if` around each optimizer's or scaler's `.step(...)` of a file, where there is one in the same function."""
+    tree = syntax.tree(file)
+    found: set[Site] = set()
+    for call in syntax.nodes(tree) if tree is not None else ():
+        if tree is None or not isinstance(call, ast.Call) or not _steps(call):
+            continue
+        scope = syntax.function_at(tree, call.lineno)
+        around = [n.lineno for n in syntax.nodes(scope) if isinstance(n, ast.If) and any(syntax.spans(b, call.lineno) for b in n.body)]
+        if around:
+            found.add((file, max(around), getattr(scope, "name", "")))
+    return tuple(sorted(found))
 
 
 def _steps(call: ast.Call) -> bool:

@@ -2,7 +2,8 @@
 
 What it does
     The last resort: parameters that should be identical (in DDP, or equal at the start with equal gradients at first) differ
-    after a step.
+    after a step. Says so where nobody averages the gradients from some step on, and where they are equal after the backward and other ones at the
+    step (each rank scales them by a number of its own).
 
 Why it is bad
     From there on every rank trains another model.
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import replicas, rounding
+from harness.checks.syn import gradients, replicas, rounding
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -44,16 +45,49 @@ class ReplicasDiverge(Check):
             )
             if parting.num_param and names and (facts.wrapped or hand) and facts.same_opts:
                 rounding.require_more(run, parting)
-                what = "gradients" if parting.grad_step is not None else "parameters"
-                yield self.finding(
-                    f"replicas part at step {parting.grad_step if parting.grad_step is not None else parting.param_step}: "
-                    f"{what} of {replicas.listed(names)} differ",
-                    where=facts.grad_site(opt, parting.grad_step),
-                    ranks=run.rank_ids,
-                    notes=[
-                        f"{parting.num_grad} of {parting.steps} steps with differing gradients, {parting.num_param} with "
-                        "differing parameters"
-                    ],
-                    help="see what the script does to these parameters at that step on one rank only",
-                )
+                seen = f"{parting.num_grad} of {parting.steps} steps with differing gradients, {parting.num_param} with differing parameters"
+                start = replicas.unaveraged(facts, opt) if facts.wrapped and parting.num_grad else None
+                if start is not None:
+                    yield self._unaveraged(run, facts, parting, start, seen)
+                elif parting.grad_step is not None and (changed := gradients.changed_apart(run, opt)):
+                    yield self._changed(run, parting, changed, [f"for example {replicas.listed(names)}", seen])
+                else:
+                    yield self._unknown(run, facts, parting, names, seen)
                 return
+
+    def _unknown(self, run: Run, facts: replicas.Replicas, parting: replicas.Parting, names: list[str], seen: str) -> Finding:
+        what = "gradients" if parting.grad_step is not None else "parameters"
+        return self.finding(
+            f"replicas part at step {parting.grad_step if parting.grad_step is not None else parting.param_step}: "
+            f"{what} of {replicas.listed(names)} differ",
+            where=facts.grad_site(parting.opt, parting.grad_step),
+            ranks=run.rank_ids,
+            notes=[seen],
+            help="see what the script does to these parameters at that step on one rank only",
+        )
+
+    def _unaveraged(self, run: Run, facts: replicas.Replicas, parting: replicas.Parting, start: int, seen: str) -> Finding:
+        since = "in any step" if not facts.num_reduce else f"from step {start} on"
+        return self.finding(
+            f"no gradient is averaged {since}: DDP's reducer issues no all-reduce, and the script none that could carry the gradients",
+            where=facts.grad_site(parting.opt, start),
+            ranks=run.rank_ids,
+            notes=[f"{facts.num_reduce} of {facts.num_ddp_steps} steps with an all-reduce of DDP's, the last {facts.num_silent} without one", seen],
+            help="find what keeps DDP out on every rank alike: a forward around it, no_sync(), gradients written by hand, parameters whose `.data` "
+            "was given another type",
+        )
+
+    def _changed(self, run: Run, parting: replicas.Parting, factors: tuple[float | None, ...], notes: list[str]) -> Finding:
+        site = next((e.where for _, e in run.events("grad_written") if e["opt"] == parting.opt and e["backward"] and e.where is not None), None)
+        known = [f for f in factors if f is not None]
+        if len(known) == len(factors):
+            notes = [f"multiplied by {', '.join(f'{f:.4g} on rank {r}' for r, f in zip(run.rank_ids, known, strict=False))}", *notes]
+        return self.finding(
+            "gradients are equal on all ranks after the backward and differ at the step: the script changes them in between, on each rank "
+            + ("by a factor of its own" if len(known) == len(factors) else "in another way"),
+            where=site,
+            ranks=run.rank_ids,
+            notes=notes,
+            help="what is done to averaged gradients must be the same on every rank: take the factor (a loss scale, a norm, a count) from a value "
+            "that all ranks share, e.g. all-reduce it first",
+        )

@@ -91,6 +91,26 @@ def _factor(local: list[float], step: list[float]) -> float | None:
     return factor if all(abs(b - factor * a) <= 1e-4 * abs(factor) * square**0.5 for a, b in zip(local, step, strict=False)) else None
 
 
+def changed_apart(run: Run, opt: int) -> tuple[float | None, ...]:
+    """Where all sampled gradients of this optimizer agree after the backward, and differ at the step on the first step that they do: the factor
+    that each rank's were multiplied by; None for a rank where no one number explains it. Empty where they differ after the backward already."""
+    for events in _columns(run):
+        if int(events[0]["opt"] or 0) != opt or any(e["own"] for e in events):
+            continue
+        keys = [k for k in events[0]["local"] or {} if all((e["local"] or {}).get(k) and (e["at_step"] or {}).get(k) for e in events)]
+        if not keys or any((e["local"])[k] != (events[0]["local"])[k] for e in events for k in keys):
+            return ()
+        apart = [k for k in keys if any((e["at_step"])[k] != (events[0]["at_step"])[k] for e in events)]
+        if apart:
+            tables = [{_rounded(_factor(e["local"][k], e["at_step"][k])) for k in apart if any(e["local"][k])} for e in events]
+            return tuple(t.pop() if len(t) == 1 else None for t in tables)
+    return ()
+
+
+def _rounded(factor: float | None) -> float | None:
+    return None if factor is None else float(f"{factor:.3g}")
+
+
 def rescaled(run: Run) -> bool:
     """Whether gradients are multiplied by something between the last backward and the step (on one rank, DDP's averaging being over by then)."""
     for events in _columns(run):

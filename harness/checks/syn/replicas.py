@@ -50,6 +50,8 @@ class Replicas:
     same_opts: bool = True  # the ranks' optimizers step in the same order
     num_reduce: int = 0  # steps whose backward DDP's reducer answered
     num_ddp_steps: int = 0
+    silent_from: int | None = None  # first of the steps of DDP's parameters since which no rank's reducer communicates, to the end of the run
+    num_silent: int = 0
     hand_synced_numel: int = 0
 
     @property
@@ -132,7 +134,7 @@ def _look(facts: Replicas, step: Step) -> None:
     flags = step.number("flags")[0]
     if flags & protocol.FLAG_DDP:
         facts.num_ddp_steps += 1
-        facts.num_reduce += any(step.number("num_reduce"))
+        _look_at_reducer(facts, step)
     if not step.taken("param"):
         return  # nothing was hashed here: neither equal nor different
     parting.steps += 1
@@ -151,6 +153,27 @@ def _look(facts: Replicas, step: Step) -> None:
                 setattr(parting, name, step.index)
             if digest == "param":
                 parting.num_param += 1
+
+
+def _look_at_reducer(facts: Replicas, step: Step) -> None:
+    if any(step.number("num_reduce")):
+        facts.num_reduce += 1
+        facts.silent_from, facts.num_silent = None, 0
+    else:
+        facts.silent_from = step.index if facts.silent_from is None else facts.silent_from
+        facts.num_silent += 1
+
+
+def unaveraged(facts: Replicas, opt: int) -> int | None:
+    """The step from which on nobody averages the gradients of this optimizer's wrapped parameters, to the end of the run: DDP's reducer is silent,
+    and what the script reduces by itself is too little. None where somebody does, or too few steps tell."""
+    event = facts.params_event(opt)
+    numel = sum(event["numels"] or ()) if event else 0
+    if facts.silent_from is None or facts.num_silent < 2 or not numel:
+        return None
+    calls = [e for e in facts.run.present[0].of("coll") if e.step >= facts.silent_from and e["op"] in MOVERS and isinstance(e["numel"], int)]
+    moved = sum(int(e["numel"] or 0) for e in calls)
+    return facts.silent_from if moved < numel * max(1, facts.num_silent // 50 + 1) else None
 
 
 def _name(facts: Replicas, parting: Parting) -> None:

@@ -1,7 +1,8 @@
 """SYN119 batch-skipped-on-one-rank: one rank skipped a batch and is paired with its peers' next one
 
 What it does
-    Counts the batches that each rank has drawn at the same optimizer step.
+    Counts the batches that each rank has drawn at the same optimizer step, and the backwards that it ran: a rank that left out only the
+    optimizer's step is told apart.
 
 Why it is bad
     A `continue` on one rank only pairs its gradients with the next batch of the others; the epoch then ends in a hang or a closed
@@ -23,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check
-from harness.checks.syn import replicas
+from harness.checks.syn import left_out, replicas
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run, where_of
 from harness.steps import Step
@@ -39,6 +40,9 @@ class BatchSkipped(Check):
         facts = replicas.require(run)
         if any(True for _ in run.events("join")):  # ranks may take different numbers of steps
             yield from self._went_dry(run, facts)
+            return
+        if (left := left_out.of(run)) is not None:
+            yield self._without_step(run, left)
             return
         drawn = [0] * run.world_size
         for step in run.steps():
@@ -62,6 +66,18 @@ class BatchSkipped(Check):
                     )
                 return
         yield from self._went_dry(run, facts)
+
+    def _without_step(self, run: Run, left: left_out.LeftOut) -> Finding:
+        """Every rank ran every batch's backward: what a rank skipped is the update alone."""
+        condition = [(r, e) for r, e in run.events("step_condition") if r in left.ranks]
+        return self.finding(
+            f"the ranks take different numbers of optimizer steps for the same backwards: {', '.join(map(str, left.steps))} on ranks "
+            f"{', '.join(map(str, run.rank_ids))}; the first is left out before step {left.first}",
+            where=next((e.where for _, e in condition if e.where is not None), None),
+            ranks=left.ranks,
+            notes=[f"backwards: {', '.join(map(str, left.backwards))}; no batch and no collective is missing, only the update"],
+            help="decide on all ranks together whether the step is taken: by the averaged gradient, or by an all-reduced condition",
+        )
 
     def _went_dry(self, run: Run, facts: replicas.Replicas) -> Iterable[Finding]:
         """A run that broke: a rank drew the rest of a pass without stepping, in a loop that stepped at every batch before."""

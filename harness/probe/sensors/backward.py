@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import digests, marks, names, roots, sites, sources
-from ..patching import after, quiet, wrap
+from ..patching import after, contained, quiet, wrap
 from ..state import S, seq
-from . import comm_hooks, ddp, graphs, manual, queue, reached, scales, steps, thrown
+from . import assigned, comm_hooks, ddp, graphs, manual, queue, reached, scales, steps, thrown
 
 at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
 at_left: list[Any] = []  # the same after it
@@ -291,6 +291,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     if S.steps < GRADIENT_STEPS or own:
         local, at_step = _local.pop(id(optimizer), {}), _values(optimizer)
         synced = _unclipped.pop(id(optimizer), at_step)
+        contained(assigned.note_changed)(witness.opt, local, synced)
         S.recorder.event(
             "gradients",
             opt=witness.opt,

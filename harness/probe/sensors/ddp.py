@@ -6,7 +6,8 @@ device_ids, find_unused, static_graph, broadcast_buffers,
 buffers, each (parameter digests after DDP's own broadcast), group_size, comm_hook.
 Event "wrap_changed": index, what ("added" | "rebound" | "unfrozen" | "frozen" | "cast"), names; `site` is the statement where it is known.
 Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20), inner (the model was called around DDP).
-Event "wrap_moved": index, site; a cast or move after wrapping gave parameters new storage: DDP's hooks sit on the old accumulators.
+Event "wrap_moved": index, site, data; a cast or move after wrapping gave parameters new storage: DDP's hooks sit on the old accumulators. `data`:
+seen at a forward only (`p.data = ...`, which may have kept the accumulators); then the site is that of an assignment, or of the forward.
 Event "no_sync" (first time a statement enters it): index, site. Event "apply": site; `module.apply(fn)` after wrapping.
 Event "bypass": index; a backward reached parameters of a wrapped module whose forward DDP did not run since the last step.
 """
@@ -17,8 +18,8 @@ import sys
 import weakref
 from typing import Any
 
-from .. import digests, names, sites, sources
-from ..patching import after, before, quiet, wrap
+from .. import cuts, digests, names, sites, sources
+from ..patching import after, before, contained, quiet, wrap
 from ..state import S, mix
 from . import graphs, inputs
 
@@ -52,6 +53,8 @@ class Wrapped:
         self.dtypes = {id(p): (p.dtype, p.device) for _, p in named}
         self.ignored = set(getattr(model, "parameters_to_ignore", ()) or ())
         self.moved_at: sites.Site | None = None
+        self.pointers: list[int] = []  # of the first parameters, at the last forward
+        self.data_told = False
         self.reported: set[tuple[str, str]] = set()
         self.forwards = 0  # since the last step
         self.running = 0  # depth of DDP.forward right now
@@ -205,8 +208,18 @@ def _buffer_site(module: Any, names_of_buffers: list[str]) -> Any:
     return None
 
 
+def _look_for_data(wrapped: Wrapped, site: sites.Site) -> None:
+    """Storages that the script has put in place of others by itself: `p.data = ...` calls nothing that could be hooked."""
+    old, wrapped.pointers = wrapped.pointers, _pointers(wrapped)
+    if old and old != wrapped.pointers and wrapped.moved_at is None and not wrapped.data_told:
+        wrapped.data_told = True
+        found = next((s for f in (site[0], *cuts.user_files()[: cuts.MAX_FILES]) for s in sources.assignments(f, "data")), site)
+        S.recorder.event("wrap_moved", found, index=wrapped.index, data=True)
+
+
 def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
     """Parameters that came, went or changed since the wrap. About 1 us a parameter; every step at first, then every 16th."""
+    contained(_look_for_data)(wrapped, site)
     found: dict[str, list[str]] = {}
     seen: set[int] = set()
     for name, p in list(model.module.named_parameters()):

@@ -231,3 +231,70 @@ def teams_of_experts(starts: tuple[int, ...], grads: tuple[int, ...]) -> Run:
 ])  # fmt: skip
 def test_experts_that_are_replicated_in_teams(starts: tuple[int, ...], grads: tuple[int, ...], fires: bool) -> None:
     assert bool(findings(CHECKS["SYN128"], teams_of_experts(starts, grads))) == fires
+
+
+def coming_apart(start: int) -> Any:
+    """DDP's reducer is silent from a step on, and the gradients differ."""
+    def each(rank: int, step: int) -> dict[str, Any]:
+        return {"num_reduce": 0, "grad": 5 + rank, "param": 100 + 2 * step + rank} if step >= start else {}
+    return each
+
+
+def test_hooks_that_a_replaced_data_drops_are_named() -> None:
+    def moved(rank: int) -> list[Event]:
+        return [event("wrap_moved", line=46, s=6, index=0, data=True)]
+
+    (found,) = findings(CHECKS["SYN103"], two_ranks(each=coming_apart(6), extra=moved, wrong={"grad": (0,), "param": (0,)}))
+    assert found.where and found.where.line == 46 and "from step 6 on" in found.message
+    assert findings(CHECKS["SYN103"], two_ranks(extra=moved)) == []  # new data of the same type keeps the hooks
+    assert findings(CHECKS["SYN103"], two_ranks(each=coming_apart(3), extra=moved)) == []  # something else came before it
+    apart_in_no_sync = two_ranks(each=lambda r, s: {**coming_apart(6)(r, s), "num_forward": 0 if s >= 6 else 1}, extra=moved)
+    assert findings(CHECKS["SYN103"], apart_in_no_sync) == []  # the forward goes around DDP
+
+
+def test_gradients_without_a_backward_are_named_where_they_are_written() -> None:
+    def written(rank: int) -> list[Event]:
+        return [event("grad_written", line=52, s=0, opt=0, backward=False)]
+
+    def averaged(rank: int) -> list[Event]:
+        return [*written(rank), *(coll("all_reduce", 51, s=s, numel=40, n=s) for s in range(12))]
+
+    (found,) = findings(CHECKS["SYN113"], two_ranks(each=coming_apart(0), extra=written))
+    assert found.where and found.where.line == 52
+    assert findings(CHECKS["SYN113"], two_ranks(each=lambda r, s: {"num_reduce": 0}, extra=written)) == []
+    assert findings(CHECKS["SYN113"], two_ranks(each=coming_apart(0), extra=averaged)) == []
+
+
+def test_a_run_whose_gradients_nobody_averages_is_not_told_to_look_at_one_rank() -> None:
+    (late,) = findings(CHECKS["SYN127"], two_ranks(each=coming_apart(4), wrong={"grad": (0,), "param": (0,)}))
+    assert "no gradient is averaged from step 4 on" in late.message
+    (one,) = findings(CHECKS["SYN127"], two_ranks(each=by_rank(grad=(5, 55), param=(6, 66)), wrong={"grad": (0,), "param": (0,)}))
+    assert "one rank only" in str(one.help)  # the reducer did its work
+
+
+@pytest.mark.parametrize(("local", "told"), [(lambda r: [1.0, 2.0], True), (lambda r: [1.0 + r, 2.0], False)])
+def test_gradients_that_part_after_the_backward_are_told_from_those_that_part_in_it(local: Any, told: bool) -> None:
+    def extra(r: int) -> list[Event]:
+        made = [event("gradients", s=s, opt=0, local={"0": local(r)}, at_step={"0": [v / (2 + 2 * r) for v in local(r)]}) for s in range(6)]
+        return [*made, event("grad_written", line=33, opt=0, backward=True)]
+
+    apart = two_ranks(each=by_rank(grad=(5, 55), param=(6, 66)), extra=extra, wrong={"grad": (0,), "param": (0,)})
+    (found,) = findings(CHECKS["SYN127"], apart)
+    assert ("equal on all ranks after the backward" in found.message) == told
+    assert not told or (found.where and found.where.line == 33 and "0.5 on rank 0, 0.25 on rank 1" in found.notes[0])
+
+
+@pytest.mark.parametrize(("backwards", "steps", "told"), [
+    (2, 11, True),  # every rank ran 12 backwards
+    (1, 12, False),
+    (1, 11, False),  # one batch less
+])  # fmt: skip
+def test_a_step_left_out_on_one_rank_is_no_skipped_batch(backwards: int, steps: int, told: bool) -> None:
+    recordings = [
+        recording([*setup(r, ddp=False), event("step_condition", line=40)],
+                  [row(s, num_backward=backwards if r and s == 5 else 1, num_batches=backwards if r and s == 5 else 1) for s in range(n)],
+                  rank=r, world_size=2)
+        for r, n in ((0, 12), (1, steps))
+    ]  # fmt: skip
+    found = [f for f in findings(CHECKS["SYN119"], run(recordings, exits=(0, 0))) if "optimizer steps for the same backwards" in f.message]
+    assert [(f.where and f.where.line, f.ranks) for f in found] == ([(40, (1,))] if told else [])
