@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from harness.checks import regime
 from harness.checks.base import Check
 from harness.checks.syn import left_out, replicas
 from harness.model import Finding, Severity, Where
@@ -37,12 +38,13 @@ class BatchSkipped(Check):
     explains = ("DAT111", "EVL103", "HNG*", "LAU101", "LAU102", "SYN122", "SYN127", "OUT101")
 
     def end(self, run: Run) -> Iterable[Finding]:
+        left = left_out.of(run)
+        if left is not None and not regime.other(run) and not any(True for _ in run.events("join")):
+            yield self._without_step(run, left)
+            return
         facts = replicas.require(run)
         if any(True for _ in run.events("join")):  # ranks may take different numbers of steps
             yield from self._went_dry(run, facts)
-            return
-        if (left := left_out.of(run)) is not None:
-            yield self._without_step(run, left)
             return
         drawn = [0] * run.world_size
         for step in run.steps():
@@ -69,11 +71,11 @@ class BatchSkipped(Check):
 
     def _without_step(self, run: Run, left: left_out.LeftOut) -> Finding:
         """Every rank ran every batch's backward: what a rank skipped is the update alone."""
-        condition = [(r, e) for r, e in run.events("step_condition") if r in left.ranks]
+        conditions = [e.where for _, e in run.events("step_condition") if e.where is not None]
         return self.finding(
             f"the ranks take different numbers of optimizer steps for the same backwards: {', '.join(map(str, left.steps))} on ranks "
             f"{', '.join(map(str, run.rank_ids))}; the first is left out before step {left.first}",
-            where=next((e.where for _, e in condition if e.where is not None), None),
+            where=next(iter(conditions), None),
             ranks=left.ranks,
             notes=[f"backwards: {', '.join(map(str, left.backwards))}; no batch and no collective is missing, only the update"],
             help="decide on all ranks together whether the step is taken: by the averaged gradient, or by an all-reduced condition",

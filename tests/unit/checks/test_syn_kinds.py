@@ -292,7 +292,7 @@ def test_gradients_that_part_after_the_backward_are_told_from_those_that_part_in
 def test_a_step_left_out_on_one_rank_is_no_skipped_batch(backwards: int, steps: int, told: bool) -> None:
     recordings = [
         recording([*setup(r, ddp=False), event("step_condition", line=40)],
-                  [row(s, num_backward=backwards if r and s == 5 else 1, num_batches=backwards if r and s == 5 else 1) for s in range(n)],
+                  [row(s, num_coll=1, num_backward=backwards if r and s == 5 else 1, num_batches=backwards if r and s == 5 else 1) for s in range(n)],
                   rank=r, world_size=2)
         for r, n in ((0, 12), (1, steps))
     ]  # fmt: skip
