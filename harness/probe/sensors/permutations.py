@@ -49,7 +49,7 @@ _note_quietly = quiet(_note)
 
 
 def _digest(value: Any) -> int:
-    if hasattr(value, "device"):
+    if hasattr(value, "data_ptr"):  # arrays of numpy 2 have a device as well
         return digests.of_tensors([value])[0] if value.device.type == "cpu" else 0
     step = max(1, len(value) // SAMPLED)
     return digests.wide(repr([_plain(value[i]) for i in range(0, len(value), step)])[:20_000].encode())
