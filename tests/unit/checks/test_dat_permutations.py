@@ -94,3 +94,10 @@ def test_passes_that_drift_apart(passes: tuple[int, int], told: dict[str, Any], 
     if fires:
         assert found[0].where is not None and found[0].where.line == 62
         assert "4 steps on rank 0, 3 steps on rank 1" in found[0].message
+
+
+def test_a_permutation_of_numpy_or_of_a_list_is_read() -> None:
+    np = pytest.importorskip("numpy")
+    from harness.probe.sensors import permutations
+
+    assert permutations._digest(np.arange(96)) == permutations._digest(list(range(96))) != permutations._digest(list(range(95, -1, -1)))
