@@ -13,7 +13,7 @@ import weakref
 from typing import Any
 
 from .. import digests, lineage, marks, names, sites, syntax
-from ..patching import after, quiet, wrap
+from ..patching import after, before, quiet, wrap
 from ..state import S
 from . import saving, states, steps
 
@@ -206,6 +206,8 @@ def _end() -> None:
 def arm() -> None:
     import torch
 
+    before(torch, "compile", lambda *args, **kwargs: _end())  # dynamo would trace the hook, and compile once more when it goes
+    before(torch.nn.Module, "compile", lambda *args, **kwargs: _end())
     states.at_loaded.append(_after_load)
     wrap(torch.nn.Module, "named_parameters", _reading)
     wrap(torch.nn.Module, "state_dict", _reading)
