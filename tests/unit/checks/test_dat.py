@@ -18,6 +18,7 @@ from harness.checks.dat.coverage import ShardsDoNotCover
 from harness.checks.dat.epoch_not_set import EpochNotSet
 from harness.checks.dat.first_batch import FirstBatchAgain
 from harness.checks.dat.iterable import IterableNotSharded
+from harness.checks.dat.noise_repeats import NoiseRepeats
 from harness.checks.dat.not_sharded import NotSharded
 from harness.checks.dat.order_differs import SampleOrderDiffers
 from harness.checks.dat.other_set import SamplerOfAnotherSet
@@ -793,3 +794,27 @@ def test_what_is_skipped_once_or_used_otherwise_is_healthy() -> None:
     silent(SkippedAgain, after_a_load([2, 2], forwards=3))  # they calibrate the model first
     with pytest.raises(NotApplicable, match="no checkpoint is loaded"):
         list(SkippedAgain().end(after_a_load([6, 6], loaded=False)))
+
+
+def reseeded(values: list[int], opts: list[int], *, period: int = 4, fresh: bool = False) -> Run:
+    """A seeding in front of each epoch of `period` steps, and one draw a step."""
+    events, rows = [], []
+    for epoch, value in enumerate(values):
+        events.append(event("seed", line=70, what="torch", value=value, s=epoch * period))
+        for n in range(period):
+            at = epoch * period + n
+            digest = 100 * value + n + (1000 * at if fresh else 0)
+            events.append(event("draw", line=43, fn="randn_like", at=at, num=1, digest=digest, grad=True, data=False, s=at))
+            rows.append(row(at, opt=opts[epoch]))
+    return two(events, events, rows=(rows, rows))
+
+
+def test_noise_that_repeats_with_the_seed_of_every_epoch() -> None:
+    found = said(NoiseRepeats, reseeded([43, 43, 43], [0, 0, 0]))
+    assert found.where is not None and found.where.line == 70 and "train.py:43" in found.message
+
+
+def test_seeds_of_epochs_of_their_own_or_of_other_trials_are_healthy() -> None:
+    silent(NoiseRepeats, reseeded([43, 44, 45], [0, 0, 0]))
+    silent(NoiseRepeats, reseeded([43, 43, 43], [0, 1, 2]))
+    silent(NoiseRepeats, reseeded([43, 43, 43], [0, 0, 0], fresh=True))  # a generator of its own is drawn from
