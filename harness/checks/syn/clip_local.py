@@ -2,7 +2,8 @@
 
 What it does
     Compares the norms that clip_grad_norm_ returned at the same step on all ranks, where the gradients at the step are equal. An error where a
-    norm was above the limit, so that it was clipped; advice where none was so far.
+    norm was above the limit, so that it was clipped; advice where none was so far. Looks into hooks on parameters (`p.register_hook`) as well: they
+    see the rank's own gradient, and one that brings the ranks' different gradients to the same norm clips before DDP averages.
 
 Why it is bad
     Each rank clips by the norm of its own gradient; the mean of clipped gradients is not the clipped mean. The parameters stay
@@ -19,19 +20,21 @@ Right
     clip_grad_norm_(model.parameters(), 1.0)
 
 Known limits
-    Needs two steps whose norms differ. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is healthy.
+    Needs two steps whose norms differ. A hook that multiplies by a constant, a mask or the rank's share of the batch is healthy; one that clamps
+    element by element is not judged. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is healthy.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import losses
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
 
 
 class ClipBeforeSync(Check):
@@ -42,6 +45,9 @@ class ClipBeforeSync(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         replicas.require(run)
         clips = list(run.events("clip"))
+        if (by_hook := _hooked(run)) is not None:
+            yield by_hook.finding(self)
+            return
         if not clips:
             raise NotApplicable("no gradient clipping")
         limit = _limit([e["max_norm"] for _, e in clips])
@@ -65,6 +71,55 @@ class ClipBeforeSync(Check):
                 help="average the gradients first, then clip",
                 severity=None if clipped else Severity.ADVICE,
             )
+
+
+@dataclass(frozen=True)
+class Hooked:
+    """Hooks on parameters that bring each rank's own gradient to one norm."""
+
+    first: Event
+    befores: tuple[float, ...]
+    limit: float
+    num: int
+    ranks: tuple[int, ...]
+
+    def finding(self, check: Check) -> Finding:
+        return check.finding(
+            "gradients are clipped by each rank's own norm before they are averaged: a hook on the parameters sees the local gradient",
+            where=self.first.where,
+            ranks=self.ranks,
+            notes=[
+                f"norms at step {self.first.step}: {', '.join(f'{b:.4g}' for b in self.befores)}, of which the hook makes {self.limit:.4g} at most; "
+                f"{self.num} steps"
+            ],
+            help="clip after the backward, when DDP has averaged the gradients: read p.grad before optimizer.step() instead of a hook",
+        )
+
+
+def _hooked(run: Run) -> Hooked | None:
+    tables = [{(e.step, e["key"]): e for e in r.of("leaf_hook")} for r in run.present]
+    agree = {s.index for s in run.steps() if s.complete and s.same("grad")} if all(tables) else set()
+    hits = []
+    for key in sorted(set(tables[0]).intersection(*tables[1:])) if tables else ():
+        events = [t[key] for t in tables]
+        if key[0] in agree and (limit := _brought_to(events)) is not None:
+            hits.append((events, limit))
+    if len({e[0].step for e, _ in hits}) < 2:
+        return None
+    events, limit = hits[0]
+    return Hooked(events[0], tuple(float(e["before"]) for e in events), limit, len({e[0].step for e, _ in hits}), run.rank_ids)
+
+
+def _brought_to(events: Sequence[Event]) -> float | None:
+    """The one norm that a hook brings the ranks' different gradients to, by a factor each; those that it leaves alone are shorter."""
+    changed = [e for e in events if abs(e["after"] - e["before"]) > 1e-4 * e["before"]]
+    befores = [float(e["before"]) for e in events]
+    if not changed or not all(e["along"] for e in changed) or max(befores) <= min(befores) * (1 + 1e-3):
+        return None
+    limit = float(changed[0]["after"])
+    one = all(abs(e["after"] - limit) <= 1e-3 * limit for e in changed)
+    rest = all(e["before"] <= limit * (1 + 1e-3) for e in events if e not in changed)
+    return limit if one and rest and limit > 0 else None
 
 
 def _limit(limits: Sequence[object]) -> float:

@@ -23,6 +23,7 @@ def _after_handle(result: Any, handle: Any, hooks: Any, *args: Any, **kwargs: An
     if not S.steps:
         return
     frame = sys._getframe(4)  # guarded, wrapper, register_*_hook, its caller
+    frame = frame.f_back if sites.is_ours(frame.f_code.co_filename) and frame.f_back is not None else frame  # the wrapper of leafhooks.py
     if not sites.is_user_code(frame.f_code) or len(_made) > REMEMBERED:
         return
     site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

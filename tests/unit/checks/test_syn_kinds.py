@@ -9,7 +9,7 @@ from builder import event, findings, recording, row, run
 from replica_runs import by_rank, details, setup, two_ranks
 
 from harness.checks import regime
-from harness.checks.base import Check, Inconclusive
+from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.registry import all_checks
 from harness.checks.syn import replicas
 from harness.checks.syn.partly import _left_out_by_name
@@ -298,3 +298,20 @@ def test_a_step_left_out_on_one_rank_is_no_skipped_batch(backwards: int, steps: 
     ]  # fmt: skip
     found = [f for f in findings(CHECKS["SYN119"], run(recordings, exits=(0, 0))) if "optimizer steps for the same backwards" in f.message]
     assert [(f.where and f.where.line, f.ranks) for f in found] == ([(40, (1,))] if told else [])
+
+
+@pytest.mark.parametrize(("made", "fires"), [
+    (lambda own: min(own, 0.5), True),  # clipped to 0.5, where it was longer
+    (lambda own: 1.0, True),  # normalised
+    (lambda own: 0.1 * own, False),  # another learning rate
+    (lambda own: own, False),
+])  # fmt: skip
+def test_a_hook_that_clips_sees_the_ranks_own_gradient(made: Any, fires: bool) -> None:
+    def extra(r: int) -> list[Event]:
+        return [event("leaf_hook", line=35, s=s, key=0, before=0.4 + r + s, after=made(0.4 + r + s), along=True) for s in range(4)]
+
+    found = findings(CHECKS["SYN117"], two_ranks(extra=extra)) if fires else []
+    assert [f.where and f.where.line for f in found] == ([35] if fires else [])
+    if not fires:
+        with pytest.raises(NotApplicable):
+            findings(CHECKS["SYN117"], two_ranks(extra=extra))
