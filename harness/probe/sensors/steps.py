@@ -2,6 +2,8 @@
 
 Event "params" (once an optimizer, again when its parameters change): opt, kind, names, numels, shapes, dtypes, devices, ddp (index of
 the wrap event or -1), owned (a living module has it), requires_grad, groups (lr, weight_decay a group), num_steps_per_slice.
+Event "train_flags" (whenever a step finds other modes than the last, 64 at most): opt, num_eval, eval (names of modules in eval mode, 20 at most;
+"" is the model itself), tops (whether each model itself is in train mode).
 Event "full": digests {name: crc} of every parameter and optimizer state tensor, at the end of the process (why="end").
 """
 
@@ -14,7 +16,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from .. import digests, marks, names, protocol, sites
+from .. import digests, marks, names, protocol, sites, trainflags
 from ..arm import at_close
 from ..patching import quiet
 from ..state import MASK, S, SinceStep, mix, seq
@@ -36,6 +38,7 @@ class Witness:
         self.optimizer = weakref.ref(optimizer)
         self.learn(optimizer)
         self.param_each: list[int] = []
+        self.flags = 0  # digest of the modules' modes that was told last
         self.began = False  # its first step was recorded
 
     def learn(self, optimizer: Any) -> None:
@@ -247,7 +250,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     S.steps_by_optimizer += 1
     write_row(
         witness.opt, flags, began, grad=pending.grad, param=param, full=full, none=pending.none, hyper=0 if pending.blind else _hyper(optimizer),
-        train=0 if pending.blind else _train_flags(witness), lr=_lr(optimizer),
+        train=0 if pending.blind else trainflags.look(witness), lr=_lr(optimizer),
     )  # fmt: skip
     if not pending.blind and protocol.detail_kept(step, len(each)):
         S.recorder.detail(step, witness.opt, pending.grads, each)
@@ -370,16 +373,6 @@ def _lr(optimizer: Any) -> float:
         return float(_plain(optimizer.param_groups[0].get("lr", math.nan)))
     except (TypeError, ValueError, IndexError):
         return math.nan
-
-
-def _train_flags(witness: Witness) -> int:
-    digest = 1
-    for ref in witness.roots:
-        root = ref()
-        if root is not None:
-            for module in root.modules():
-                digest = mix(digest, 2 + module.training)
-    return digest & MASK
 
 
 def finish() -> None:

@@ -9,7 +9,7 @@ from builder import event, findings, recording, row, run
 from replica_runs import by_rank, details, setup, two_ranks
 
 from harness.checks import regime
-from harness.checks.base import Check, Inconclusive, NotApplicable
+from harness.checks.base import Check, Inconclusive
 from harness.checks.registry import all_checks
 from harness.checks.syn import replicas
 from harness.checks.syn.partly import _left_out_by_name
@@ -310,8 +310,15 @@ def test_a_hook_that_clips_sees_the_ranks_own_gradient(made: Any, fires: bool) -
     def extra(r: int) -> list[Event]:
         return [event("leaf_hook", line=35, s=s, key=0, before=0.4 + r + s, after=made(0.4 + r + s), along=True) for s in range(4)]
 
-    found = findings(CHECKS["SYN117"], two_ranks(extra=extra)) if fires else []
+    found = findings(CHECKS["SYN117"], two_ranks(extra=extra))
     assert [f.where and f.where.line for f in found] == ([35] if fires else [])
-    if not fires:
-        with pytest.raises(NotApplicable):
-            findings(CHECKS["SYN117"], two_ranks(extra=extra))
+
+
+@pytest.mark.parametrize("top", [True, False])
+def test_modules_that_stayed_in_eval_mode_are_named(top: bool) -> None:
+    def extra(r: int) -> list[Event]:
+        still = ["drop", "out.0"] if top else ["", "drop", "out.0"]
+        return [event("train_flags", s=6, opt=0, num_eval=len(still) * (1 - r), eval=still if r == 0 else [], tops=[top or r == 1])]
+
+    (found,) = findings(CHECKS["SYN120"], two_ranks(each=lambda r, s: {"train": 9 + (s >= 6 and r == 0)}, extra=extra))
+    assert "drop, out.0" in found.notes[0] and ("children" in str(found.help)) == top
