@@ -32,12 +32,17 @@ FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
 
 def dumped(log: str) -> list[Where]:
     """The user's frames of the stack that faulthandler wrote last, innermost first: of the current thread, else of the first that has any."""
+    return [f for f in dumped_whole(log) if is_users(f.file)]
+
+
+def dumped_whole(log: str) -> list[Where]:
+    """All frames of that stack, torch's among them."""
     at = log.rfind("Fatal Python error")
     if at < 0:
         return []
     blocks = sorted(re.split(r"\n\s*\n", log[at:]), key=lambda block: "Current thread" not in block)
     for block in blocks:
-        found = [Where(file, int(line), function) for file, line, function in FRAME.findall(block) if is_users(file)]
-        if found:
+        found = [Where(file, int(line), function) for file, line, function in FRAME.findall(block)]
+        if any(is_users(f.file) for f in found):
             return found
     return []

@@ -98,6 +98,7 @@ class Recording:
     params: bytes = b""  # without the magic
     rank: int = -1
     damage: str = ""  # what of the files was not readable; a torn last line is legal
+    status: protocol.Status | None = None  # its page as it was read last: what a rank that was killed was in; None where there is none
 
     def of(self, kind: str) -> list[Event]:
         return self._by_kind.get(kind, [])
@@ -349,17 +350,18 @@ def _load(rec_dir: Path) -> list[Recording]:
             recording.damage = f"{whole - len(recording.events)} of {whole} events are unreadable"
         recording.rows = _tail(path.with_suffix(".rows"), protocol.ROWS_MAGIC)
         recording.params = _tail(path.with_suffix(".params"), protocol.PARAMS_MAGIC)
-        lost = _lost_rows(recording, path.with_suffix(".status"))
+        recording.status = protocol.parse_status(_tail(path.with_suffix(".status"), b""))
+        lost = _lost_rows(recording)
         recording.damage = recording.damage or (f"{lost} step rows are missing" if lost > 0 else "")
         found.append(recording)
     return found
 
 
-def _lost_rows(recording: Recording, page: Path) -> int:
+def _lost_rows(recording: Recording) -> int:
     """Rows of steps that the process says it took and that are not there: by its last event, or by its status page, whose space was taken at its
     start, where a full disk left no room for that."""
     ends = recording.of(protocol.END)
-    told = protocol.parse_status(_tail(page, b"")) if not ends and recording.role == "main" else None  # a fork's page may count its parent's steps
+    told = recording.status if not ends and recording.role == "main" else None  # a fork's page may count its parent's steps
     steps = number(ends[-1]["steps"], 0) if ends else told.step if told is not None else 0
     return _num_kept(min(steps, 1_000_000)) - recording.num_rows if steps else 0
 

@@ -71,6 +71,7 @@ class State:
         self.light = False  # this step carries no digests (protocol.witnessed): hooks take their short way
         self.group: Any = None  # the default process group, once it exists
         self.in_collective = 0
+        self.in_backward = 0
         self.in_hook = 0  # inside a communication hook of DDP
         self.loss: Any = None  # detached scalar of the last backward
         self.loss_site: Site | None = None

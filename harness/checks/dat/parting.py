@@ -192,6 +192,8 @@ def _failed_before_the_others(run: Run, rank: int) -> bool:
         and first.exit.code != ABORT
     ):
         return True  # an exit code of its own or a signal, without an exception; gloo aborts where collectives do not fit
+    if first is not None and first.rank != rank and blame.no_fit(run):
+        return False  # it lost the connection to the one that gloo aborted
     times = {r: rec.of(protocol.FAILURE)[0].t_ns for r, rec in enumerate(run.ranks) if rec is not None and rec.of(protocol.FAILURE)}
     return rank in times and times[rank] == min(times.values())
 

@@ -1,33 +1,35 @@
 """HNG103 collectives-do-not-match: ranks wait in different collectives.
 
 What it does
-    In a run that stands still, at least two ranks wait for each other in calls that cannot meet: another operation, or the same one at
-    another line while nobody else is missing. An error.
+    In a run that stands still, or that broke because sizes do not fit (gloo aborts the rank that receives too much), at least two ranks are
+    in calls that cannot meet: another operation, or the same one at another line while nobody else is missing. An error.
 
 Why it is bad
     A collective ends when all ranks have called it. Ranks that took different branches wait for ever, each for the call that the other
-    skipped.
+    skipped, or add up numbers that do not belong together.
 
 Wrong
     if rank == 0:
         dist.broadcast(stats, src=0)      # rank 1 is already in the next all_reduce
+
+    for label in sorted(seen_on_this_rank): dist.all_reduce(counts[label])     # as many calls as this rank has seen labels
 
 Right
     dist.broadcast(stats, src=0)          # on every rank
 
 Known limits
     Says where the ranks are, not why they parted. The cause may lie earlier: batches that differ in number, a decision that each rank
-    takes alone.
+    takes alone. Where one rank went through a loop of collectives more often than another, the loop is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check
 from harness.checks.hng import waits
-from harness.model import Finding, Severity
-from harness.record import Run
+from harness.model import Finding, Severity, Where
+from harness.record import Event, Run, where_of
 
 
 class CollectivesDoNotMatch(Check):
@@ -35,10 +37,11 @@ class CollectivesDoNotMatch(Check):
     name = "collectives-do-not-match"
     severity = Severity.ERROR
     substantial = False
-    explains = ("HNG101", "LAU101", "LAU122", "LAU124")
+    explains = ("HNG101", "LAU101", "LAU102", "LAU122", "LAU124")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        if not (found := waits.require_hang(run)):
+        broken = waits.broken(run)
+        if not (found := broken or waits.require_hang(run)):
             return
         waiting = [w for w in found if w.peers and w.op != "init"]
         if len({(w.op, w.place) for w in waiting}) < 2:
@@ -46,11 +49,35 @@ class CollectivesDoNotMatch(Check):
         if len({w.op for w in waiting}) == 1 and any(not w.peers and w.op != "ended" for w in found):
             return  # one call on two lines (an if/else around it) can meet: it waits for those who are elsewhere
         odd = waits.odd_one_out(waiting)
+        rounds, loop = _rounds(run, odd)
+        how = "met in collectives that do not fit" if broken else "wait in collectives that cannot meet"
         yield self.finding(
-            f"ranks wait in collectives that cannot meet: {waits.describe(waiting)}",
-            where=odd.where,
+            f"ranks {how}: {waits.describe(waiting)}",
+            where=loop or odd.where,
             ranks=[w.rank for w in waiting],
-            notes=waits.notes(found),
-            help="make every rank call the same collectives in the same order: take this call out of the branch, or add it "
-            "to the other one",
+            notes=[*rounds, *waits.notes(found)],
+            help="make every rank call the same collectives in the same order: "
+            + (
+                "let this loop run over something that is the same on all of them"
+                if loop
+                else "take this call out of the branch, or add it to the other one"
+            ),
         )
+
+
+def _rounds(run: Run, odd: waits.Wait) -> tuple[list[str], Where | None]:
+    """Where ranks made different numbers of calls from the odd one's statement since the last step: those, and the loop around it."""
+    told = next((e for _, e in run.events("coll_site") if _at(e, odd)), None)
+    loop = where_of(told["loop"]) if told is not None else None
+    counts = {rank: _calls(r.of("coll"), odd) for rank, r in enumerate(run.ranks) if r is not None}
+    if loop is None or min(counts.values()) == 0 or len(set(counts.values())) == 1:
+        return [], None
+    return [f"calls at line {odd.where.line if odd.where else 0} since the last step: " + ", ".join(f"rank {r}: {n}" for r, n in list(counts.items())[:8])], loop
+
+
+def _calls(events: Sequence[Event], odd: waits.Wait) -> int:
+    return sum(e.step == odd.step and _at(e, odd) for e in events)
+
+
+def _at(event: Event, wait: waits.Wait) -> bool:
+    return event.where is not None and wait.where is not None and (event.where.file, event.where.line) == (wait.where.file, wait.where.line)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness import frames
 from harness.checks.base import NotApplicable
 from harness.checks.lau import blame
-from harness.frames import is_users
 from harness.model import RankStacks, Where
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
@@ -88,6 +88,11 @@ def _stalled_at_limit(run: Run) -> bool:
     return bool(found) and all(w.peers or w.op == "ended" for w in found) and any(w.peers for w in found)
 
 
+def broken(run: Run) -> list[Wait]:
+    """The waits of a run that broke because the ranks' collectives do not fit; none of any other."""
+    return waits(run) if blame.no_fit(run) else []
+
+
 def require_hang(run: Run) -> list[Wait]:
     """The waits of a hung run; none of a run that came to its end, NotApplicable for any other."""
     if not hung(run):
@@ -109,7 +114,8 @@ def waits(run: Run) -> list[Wait]:
     found = []
     for rank, recording in enumerate(run.ranks):
         if recording is not None:
-            found.append(_wait_of(rank, recording, asked.get(rank), _ended(run, rank, recording)))
+            dump = frames.dumped_whole(run.logs.get(rank, "")) if any(e.rank == rank and e.code < 0 for e in run.ending.exits) else []
+            found.append(_wait_of(rank, recording, asked.get(rank), dump, _ended(run, rank, recording)))
     return found
 
 
@@ -150,7 +156,7 @@ def _ended(run: Run, rank: int, recording: Recording) -> bool:
     return (known is not None and not known.by_us and known.code == 0) or (known is None and bool(recording.of(protocol.END)))
 
 
-def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, ended: bool) -> Wait:
+def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, dump: Sequence[Where], ended: bool) -> Wait:
     step, syncs = recording.num_steps, _syncs(recording)
     if ended:
         last = recording.of("coll")
@@ -162,8 +168,14 @@ def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, ended: b
     if noted is not None and noted["op"] is not None and noted.t_ns >= _last_moved(recording):
         return Wait(rank, str(noted["op"]), _place(noted), step, syncs)
     if asked is not None:
-        op, where = _of_stacks(asked)
+        op, where = _of_frames(list(asked.threads.get("MainThread", ()))[::-1])
         return Wait(rank, op, where, step, syncs)
+    if dump:
+        op, where = _of_frames(dump)
+        return Wait(rank, op, where, step, syncs)
+    page = recording.status
+    if page is not None and page.op and page.site and page.since_ns >= _last_moved(recording):
+        return Wait(rank, page.op, _spoken(page.site), step, syncs)
     waiting = [e for e in (*recording.of("coll"), *recording.of("pg"), *recording.of("wrapping")) if not e["done"]]
     last = [e for e in waiting if e.t_ns >= _last_moved(recording)]
     if last:
@@ -186,26 +198,30 @@ def _last_moved(recording: Recording) -> int:
 
 def _place(event: Event) -> Where | None:
     """The user's line of a "stall" or "stacks" event: the one of the blocking call, with its text."""
-    file, _, rest = str(event["op_site"] or "").rpartition(":")
+    at, stack = _spoken(str(event["op_site"] or "")), _frames(event)
+    if at is not None:
+        return next((f for f in stack if f.file == at.file and f.line == at.line), at)
+    return event.where or next(iter(stack), None)
+
+
+def _spoken(site: str) -> Where | None:
+    """ "file:line:function" as a place."""
+    file, _, function = site.rpartition(":")
     file, _, line = file.rpartition(":")
-    frames = _frames(event)
-    if file and line.isdecimal():
-        known = next((f for f in frames if f.file == file and f.line == int(line)), None)
-        return known or Where(file, int(line), rest)
-    return event.where or next(iter(frames), None)
+    return Where(file, int(line), function) if file and line.isdecimal() else None
 
 
 def _frames(event: Event) -> list[Where]:
     threads = event["threads"]
     raw = event["stack"] if event.kind == "stall" else threads.get("MainThread") if isinstance(threads, dict) else None
     found = [where_of(frame) for frame in raw] if isinstance(raw, list) else []
-    return [w for w in found if w is not None and is_users(w.file)]
+    return [w for w in found if w is not None and frames.is_users(w.file)]
 
 
-def _of_stacks(stacks: RankStacks) -> tuple[str, Where | None]:
-    frames = list(stacks.threads.get("MainThread", ()))[::-1]  # innermost first
-    op = next((NAMES.get(f.function, f.function) for f in frames if f.function in WAITING_FUNCTIONS), "")
-    return op, next((f for f in frames if is_users(f.file)), None)
+def _of_frames(stack: Sequence[Where]) -> tuple[str, Where | None]:
+    """(the call that a stack is in, the user's line), innermost frame first."""
+    op = next((NAMES.get(f.function, f.function) for f in stack if f.function in WAITING_FUNCTIONS), "")
+    return op, next((f for f in stack if frames.is_users(f.file)), None)
 
 
 def describe(found: Sequence[Wait]) -> str:

@@ -26,6 +26,8 @@ PEER_GONE = re.compile(
     r"|nccl communicator was aborted|monitoredbarrier",
     re.IGNORECASE | re.DOTALL,
 )
+# what gloo and TORCH_DISTRIBUTED_DEBUG=DETAIL say where the ranks' calls do not fit each other
+NO_FIT = re.compile(r"op\.preamble\.length <= op\.nbytes|Received data size doesn't match expected size|Detected mismatch between collectives")
 OWN_PEER = re.compile(r"multiprocessing/connection\.py|torch/utils/data/dataloader\.py")
 PASSED_ON = ("ProcessRaisedException", "ProcessExitedException")  # torch.multiprocessing.spawn in the parent
 STOPPED_BY = ("KeyboardInterrupt", "SignalException")  # the latter is what torch's agent makes of a SIGTERM, in a script that calls it
@@ -161,6 +163,15 @@ def fell_alone(run: Run) -> bool:
     if first.kind == "exit":
         return True
     return run.ending.reason != "hang" and first.exit is not None and first.exit.code < 0 and first.exit.code != -signal.SIGABRT
+
+
+def no_fit(run: Run) -> bool:
+    """Whether the run broke because the ranks gave one collective tensors of other sizes, or called other ones: somebody says so."""
+    first = culprit(run)
+    if run.live or first is None or first.victim:
+        return False
+    said = run.logs.get(first.rank, "")[-8000:] if first.event is None else str(first.event["message"] or "")
+    return bool(NO_FIT.search(said))
 
 
 def only_victims(run: Run) -> bool:

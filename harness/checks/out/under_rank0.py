@@ -48,12 +48,14 @@ class CollectiveUnderRank0(Check):
             return  # a lone collective in a run that ended well is SYN122
         found = pairing.lone(run, pairs)
         if found is not None and not blame.fell_alone(run) and not _held_up(run, found.missing):
+            exit_at = pairing.missed_at(run, found.event)
+            past = [f"it is at {found.event.where.place}; the way past it is `{exit_at.text}`"] if exit_at and found.event.where else []
             some, rest = ", ".join(map(str, found.ranks)), ", ".join(map(str, found.missing))
             yield self.finding(
                 f"{found.event['op']} is called on ranks {some} only; ranks {rest} never come to this statement",
-                where=found.event.where,
+                where=exit_at or found.event.where,
                 ranks=found.ranks,
-                notes=[f"collective {found.n} there", *waits.standing(run)],
+                notes=[*past, f"collective {found.n} there", *waits.standing(run)],
                 help="call the collective on every rank: move it out of the rank-dependent branch",
             )
 

@@ -23,11 +23,12 @@ Known limits
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from harness.checks.syn.changed import ChangedAfterWrap
 
 
 class ModuleAddedAfterWrap(ChangedAfterWrap):
     code = "SYN105"
     name = "module-added-after-wrap"
-    what = "added"
-    were = "added"
+    were: ClassVar[dict[str, str]] = {"added": "added after the model was wrapped: DDP does not average them"}

@@ -16,18 +16,17 @@ class ChangedAfterWrap(Check):
 
     severity = Severity.ERROR
     explains = ("SYN127", "OPT111", "SYN126", "OPT114", "LAU101", "SYN110", "SYN111", "OPT101", "SYN114")
-    what: ClassVar[str]  # of the "wrap_changed" event
-    were: ClassVar[str]  # what was done to them, for the message
+    were: ClassVar[dict[str, str]]  # `what` of the "wrap_changed" event -> what was done to them, for the message
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
-        hits = replicas.changes(run, self.what)
+        hits = [(rank, e) for what in self.were for rank, e in replicas.changes(run, what)]
         names = list(hits[0][1]["names"] or []) if hits else []
         parted = {n for p in facts.partings.values() for n in p.grad_names}
         if not hits or not (replicas.reduction_failed(run) or parted & set(names) or replicas.has_unnamed(parted, names)):
             return
         yield self.finding(
-            f"{len(names)} parameters were {self.were} after the model was wrapped: DDP does not average them",
+            f"{len(names)} parameters were {self.were[str(hits[0][1]['what'])]}",
             where=hits[0][1].where,
             ranks=replicas.rank_list([r for r, _ in hits]),
             notes=[replicas.listed(names), *replicas.failure_note(run)],

@@ -58,7 +58,7 @@ class ExtraCollective(Check):
                 most, least = totals.index(max(totals)), totals.index(min(totals))
                 yield self.finding(
                     f"rank {most} has issued {totals[most]} collectives at step {step.index}, rank {least} {totals[least]}",
-                    where=found.event.where if found else None,
+                    where=(pairing.missed_at(run, found.event) or found.event.where) if found else None,
                     ranks=(most,),
                     notes=["from here on the ranks' collectives are paired wrongly"],
                     help="issue every collective on every rank; take it out of the rank-dependent branch",
@@ -68,7 +68,7 @@ class ExtraCollective(Check):
             yield self.finding(
                 f"{found.event['op']} is issued on ranks {', '.join(map(str, found.ranks))} only: the ranks' "
                 "collectives are paired wrongly from there on",
-                where=found.event.where,
+                where=pairing.missed_at(run, found.event) or found.event.where,
                 ranks=found.ranks,
                 notes=[f"collectives a rank: {', '.join(str(len(c)) for c in pairs.columns)}"],
                 help="issue every collective on every rank; take it out of the rank-dependent branch",

@@ -159,3 +159,20 @@ def partly(run: Run, opt: int) -> tuple[list[str], list[str]]:
     """(parameters of any optimizer that are synced, those of this one that never are); both empty where the samples do not tell."""
     agree, differ = _fates(run)
     return sorted({name for _, name in agree}), sorted(name for o, name in differ - agree if o == opt)
+
+
+def equal_unsynced(run: Run, opt: int, names: set[str]) -> bool:
+    """Whether these gradients agree although nobody reduces them, as the ranks read the same data: of those whose values were sampled, each is
+    equal on all ranks right after the backward. False where none was."""
+    seen = False
+    for events in _columns(run):
+        if int(events[0]["opt"] or 0) != opt:
+            continue
+        known = events[0]["names"] or {}
+        for key, first in (events[0]["local"] or {}).items():
+            local = [(e["local"] or {}).get(key) for e in events]
+            if str(known.get(key, key)) in names and any(v and any(v) for v in local):
+                if any(v != first for v in local):
+                    return False
+                seen = True
+    return seen

@@ -28,7 +28,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
 
 
 class NoneGradAsymmetric(Check):
@@ -54,6 +54,9 @@ class NoneGradAsymmetric(Check):
             sizes = {rank: [e["numel"] for e in columns[rank] if e.step == step] for rank in columns}
             short = min(len(v) for v in sizes.values())
             paired = short > 0 and len({tuple(v[:short]) for v in sizes.values()}) == 1
+            if failed and not paired and short and not _meet(run, step):
+                yield self._met(columns, step, next(i for i in range(short) if len({v[i] for v in sizes.values()}) > 1))
+                return
             if len(set(counts.values())) > 1 and (failed or not paired) and not _meet(run, step):
                 fewest = min(counts, key=lambda r: counts[r])
                 yield self.finding(
@@ -64,6 +67,20 @@ class NoneGradAsymmetric(Check):
                     help="give every parameter a gradient before the loop: `if p.grad is None: p.grad = torch.zeros_like(p)`",
                 )
                 return
+
+    def _met(self, columns: dict[int, list[Event]], step: int, nth: int) -> Finding:
+        """The first call of a step in which gradients of different sizes meet; the run broke there, so the numbers of calls do not tell."""
+        here = {rank: [e for e in c if e.step == step][nth] for rank, c in columns.items()}
+        one = min(here)
+        other = next(rank for rank in here if here[rank]["numel"] != here[one]["numel"])
+        return self.finding(
+            f"the ranks synchronise gradients of different parameters: call {nth + 1} of step {step} has {here[one]['numel']} elements on rank {one} "
+            f"and {here[other]['numel']} on rank {other}",
+            where=here[one].where,
+            ranks=(one, other),
+            notes=["a parameter that has no gradient is skipped on the rank that did not use it"],
+            help="give every parameter a gradient before the loop: `if p.grad is None: p.grad = torch.zeros_like(p)`",
+        )
 
 
 def _meet(run: Run, step: int) -> bool:

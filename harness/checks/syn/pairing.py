@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from harness.checks.base import NotApplicable
+from harness.checks.hng import waits as hng
+from harness.model import Where
 from harness.probe import protocol
-from harness.record import Event, Run
+from harness.record import Event, Run, where_of
 
 SIZED = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce_scatter"}
 MAX_EVENTS = 3000  # what a recording keeps
@@ -67,16 +69,22 @@ def only_on(pairing: Pairing, event: Event) -> list[int]:
 
 
 def passed_by(run: Run, pairs: Pairing, ranks: Sequence[int], event: Event, n: int) -> bool:
-    """Whether the ranks that lack this n-th collective went past it: they issued another as their n-th, stepped, or ended; or all stand still."""
+    """Whether the ranks that lack this n-th collective went past it: they issued another as their n-th, stepped, or ended; or all stand still, or
+    they are in a gradient all-reduce that met this collective and broke the run."""
+    broke = hng.broken(run)
     for rank in ranks:
         recording = run.ranks[rank]
         if recording is None or recording.num_steps < event.step:
             return False
         other = len(pairs.columns[pairs.ranks.index(rank)]) > n
-        beyond = other or recording.num_steps > event.step or recording.of(protocol.END)
+        beyond = other or recording.num_steps > event.step or recording.of(protocol.END) or _in_backward(broke, rank)
         if not beyond and run.ending.reason != "hang":
             return False
     return True
+
+
+def _in_backward(found: Sequence[hng.Wait], rank: int) -> bool:
+    return any(w.rank == rank and w.op == "backward" for w in found)
 
 
 def _alike(one: Event, other: Event) -> bool:
@@ -84,6 +92,7 @@ def _alike(one: Event, other: Event) -> bool:
     return bool(one["op"] == other["op"] and (one["dtype"] == other["dtype"] or one["numel"] == other["numel"]))
 
 
+MAX_ROUND = 200  # calls of one step that are looked through for a tensor of a name
 WINDOW = 8  # calls within which a swapped partner is looked for
 
 
@@ -98,16 +107,31 @@ def _own(event: Event, other: Event) -> frozenset[str]:
 
 
 def swapped_with(one: Sequence[Event], other: Sequence[Event], n: int) -> int | None:
-    """The later call at which the two tensors that meet at call n meet the other way round; None where they belong together."""
+    """The later call at which the two tensors that meet at call n meet the other way round, or, where the calling code has names for both, at
+    which the second of them has come up on the other rank, in the same step; None where they belong together."""
     if _of_hook(one[n]) or _of_hook(other[n]):
         return None
     a, b = _own(one[n], other[n]), _own(other[n], one[n])
     if a == b:
         return None
+    named = bool(a & set(one[n]["names"] or ()) and b & set(other[n]["names"] or ()))
+    if named:
+        later = [_comes(other, n, a), _comes(one, n, b)]
+        return max(m for m in later if m is not None) if None not in later else None
     for m in range(n + 1, min(n + 1 + WINDOW, len(one), len(other))):
         if one[m]["op"] != one[n]["op"]:
             return None
         if _own(one[m], other[m]) == b and _own(other[m], one[m]) == a:
+            return m
+    return None
+
+
+def _comes(column: Sequence[Event], n: int, names: frozenset[str]) -> int | None:
+    """The next call of this step that is given a tensor of these names. A string that each rank draws anew at every step is no tensor's name."""
+    for m in range(n + 1, min(n + 1 + MAX_ROUND, len(column))):
+        if column[m]["op"] != column[n]["op"] or column[m].step != column[n].step:
+            return None
+        if names <= set(column[m]["names"] or ()):
             return m
     return None
 
@@ -153,3 +177,11 @@ def lone(run: Run, pairs: Pairing) -> Lone | None:
 def _shifts(column: Sequence[Event], other: Sequence[Event], n: int) -> bool:
     """Whether the other rank is one call ahead from here on: what it issues as its n-th, this one issues as its next."""
     return len(column) > n + 1 and site_key(other[n]) == site_key(column[n + 1])
+
+
+def missed_at(run: Run, event: Event) -> Where | None:
+    """The way out by which ranks can have missed a collective: the one `return`, `continue` or `break` before it, where no branch around it, or
+    around the calls that lead to it, could have done so too."""
+    told = next((e for _, e in run.events("coll_site") if e.where == event.where and e["op"] == event["op"]), None)
+    ways = [w for w in (told["ways"] or ()) if isinstance(w, Mapping)] if told is not None else []
+    return where_of(ways[0].get("site")) if len(ways) == 1 and ways[0].get("kind") == "exit" else None

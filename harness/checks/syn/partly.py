@@ -14,9 +14,12 @@ Right
     for p in model.parameters(): dist.all_reduce(p.grad)
 
 Known limits
-    Needs gradients of some parameters that agree. Experts with a group of ranks each, equal in the group from the start on, are healthy. What
-    the source leaves out by the name of its module (`"head" not in name` and a module `head`: private heads, normalisation of one's own) may be
-    meant to be local and is advice; a module whose name merely holds the text (`multihead`) is not.
+    Needs gradients of some parameters that agree because somebody made them so: where they agree right after the backward, all ranks read
+    the same data. Parameters of a module that starts different on each rank are its own (a slice of a layer, an expert), and experts with a
+    group of ranks each, equal in the group from the start on, are healthy; where a reduction inside the backward carries an activation's
+    gradient, the model may be split over the ranks: advice.
+    What the source leaves out by the name of its module (`"head" not in name` and a module `head`: private heads, normalisation of one's
+    own) may be meant to be local and is advice; a module whose name merely holds the text (`multihead`) is not.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity, Where
+from harness.probe import protocol
 from harness.record import Run
 
 
@@ -52,10 +56,13 @@ class PartlySynced(Check):
             left = left or _unsampled(run, facts.of(opt))
             left = left if replicas.starts_equal(run, opt) else []  # parameters that were made equal are meant to stay so
             agree = gradients.agreeing(run, opt) if parting.grad_names and parting.equal_grad_names else set()
+            agree = set() if gradients.equal_unsynced(run, opt, agree) else agree
             wrong = (
                 [n for n in parting.grad_names if n not in agree] if agree and parting.num_grad == parting.steps else left if synced else []
             )
             wrong = [n for n in wrong if n not in in_teams(run, opt)] if wrong else []
+            private = _private(run, opt)
+            wrong = [n for n in wrong if n.rpartition(".")[0] not in private]
             if not wrong:
                 continue
             where = _sync_at(run)
@@ -70,12 +77,17 @@ class PartlySynced(Check):
                 )
                 return
             wrong = [n for n in wrong if n not in local]
+            split = _split(run)
             yield self.finding(
                 f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} "
                 f"others are: {replicas.listed(wrong)}",
                 where=where or facts.grad_site(opt),
                 ranks=run.rank_ids,
-                notes=[f"parameters differ after {parting.num_param} of {parting.steps} steps"],
+                severity=Severity.ADVICE if split is not None else None,
+                notes=[
+                    *([f"an activation's gradient is reduced inside the backward ({split.place}): they may be slices of a model that is split"] if split else []),
+                    f"parameters differ after {parting.num_param} of {parting.steps} steps",
+                ],
                 help="synchronise the gradient of every trained parameter",
             )
             return
@@ -100,6 +112,25 @@ def in_teams(run: Run, opt: int) -> set[str]:
 def _teams(values: Sequence[int]) -> list[int]:
     """The first rank that holds the same value, a rank each."""
     return [values.index(v) for v in values]
+def _private(run: Run, opt: int) -> set[str]:
+    """Modules that hold a parameter which starts different on the ranks: slices, or experts, that each rank has for itself. None where no
+    parameter starts equal: nobody made them alike then."""
+    starts = replicas.initial(run, opt)
+    names = run.present[0].param_names(opt)
+    if not starts or any(len(s) != len(names) for s in starts):
+        return set()
+    apart = {n for n, *values in zip(names, *starts, strict=True) if len(set(values)) > 1}
+    return {n.rpartition(".")[0] for n in apart} if len(apart) < len(names) else set()
+
+
+def _split(run: Run) -> Where | None:
+    """A reduction that autograd calls, at several steps, of what is no gradient of a parameter by its size: an activation's."""
+    numels = {n for _, e in run.events(protocol.PARAMS) for n in e["numels"] or ()}
+    steps: dict[Where, set[int]] = {}
+    for e in run.present[0].of("coll"):
+        if e["inside"] and not e["grad"] and e["numel"] not in numels and e.where is not None:
+            steps.setdefault(e.where, set()).add(e.step)
+    return next((where for where, at in steps.items() if len(at) > 1), None)
 
 
 def _left_out_by_name(run: Run, name: str) -> bool:
@@ -118,7 +149,8 @@ def _unsampled(run: Run, parting: replicas.Parting) -> list[str]:
 
 def _sync_at(run: Run) -> Where | None:
     """The reduction of the gradients: of one that is a parameter's, else the statement that moves most elements (flat buffers)."""
-    calls = [e for e in run.present[0].of("coll") if e["op"] in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor") and e.step >= 1]
+    told = [e for e in run.present[0].of("coll") if e.step >= 1 and (e["grad"] or not e["inside"])]
+    calls = [e for e in told if e["op"] in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")]
     moved: Counter[Where] = Counter()
     for e in [e for e in calls if e["grad"]] or calls:
         if e.where is not None and isinstance(e["numel"], int):

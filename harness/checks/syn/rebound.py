@@ -22,11 +22,16 @@ Known limits
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from harness.checks.syn.changed import ChangedAfterWrap
 
 
 class ParameterReboundAfterWrap(ChangedAfterWrap):
     code = "SYN106"
     name = "parameter-rebound-after-wrap"
-    what = "rebound"
-    were = "replaced by new Parameter objects"
+    were: ClassVar[dict[str, str]] = {
+        "rebound": "replaced by new Parameter objects after the model was wrapped: DDP does not average them",
+        "tied": "replaced by parameters of other layers after the model was wrapped: DDP waits for the old ones",
+        "removed": "taken out of the model after it was wrapped: DDP waits for them",
+    }

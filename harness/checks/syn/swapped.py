@@ -32,7 +32,7 @@ class CollectiveOrderSwapped(Check):
     code = "SYN121"
     name = "collective-order-swapped"
     severity = Severity.ERROR
-    explains = ("HNG*", "LAU101", "LAU102", "SYN123")
+    explains = ("HNG*", "LAU101", "LAU102", "SYN118", "SYN123", "SYN127", "SYN128")
 
     def end(self, run: Run) -> Iterable[Finding]:
         pairs = pairing.of(run)

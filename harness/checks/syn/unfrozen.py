@@ -23,11 +23,12 @@ Known limits
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from harness.checks.syn.changed import ChangedAfterWrap
 
 
 class UnfrozenAfterWrap(ChangedAfterWrap):
     code = "SYN104"
     name = "unfrozen-after-wrap"
-    what = "unfrozen"
-    were = "unfrozen"
+    were: ClassVar[dict[str, str]] = {"unfrozen": "unfrozen after the model was wrapped: DDP does not average them"}

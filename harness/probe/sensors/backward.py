@@ -163,7 +163,7 @@ def _look_at_wrapped(since: Any, loss: Any, site: sites.Site) -> None:
     for wrapped in S.ddps:
         model = wrapped.ref()
         if model is not None:
-            no_sync = no_sync or not model.require_backward_grad_sync
+            no_sync = no_sync or not (wrapped.armed if wrapped.graded else model.require_backward_grad_sync)
             in_eval = in_eval or not model.training
             if not wrapped.forwards and model.training:
                 bypassed.append(wrapped)
@@ -208,6 +208,7 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
         look(loss)
     for wrapped in S.ddps:
         wrapped.forwards = 0  # one forward arms the reducer for one backward
+        wrapped.graded = wrapped.armed = False
     if loss.grad_fn is not None:
         manual.remember(loss)
     if S.steps < thrown.NUM_STEPS and S.loss_site is not None:
@@ -316,14 +317,11 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
         )
 
 
-_depth = [0]
-
-
 def _make(original: Any) -> Any:
     enter, leave = quiet(_enter), quiet(_leave)
 
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _depth[0]:
+        if S.in_backward:
             return original(self, *args, **kwargs)
         loss = self[0] if isinstance(self, (list, tuple)) and self else self
         if not hasattr(loss, "grad_fn"):
@@ -332,11 +330,11 @@ def _make(original: Any) -> Any:
         enter(loss, site)
         S.recorder.enter("backward", site)
         began, seq_before, python_before = time.perf_counter(), seq(), S.since.python_seq
-        _depth[0] += 1
+        S.in_backward += 1
         try:
             result = original(self, *args, **kwargs)
         finally:
-            _depth[0] -= 1
+            S.in_backward -= 1
         S.recorder.leave()
         leave(loss, began, seq_before, python_before)
         return result
@@ -354,13 +352,17 @@ def _grad(original: Any) -> Any:
         trains = (
             not kwargs.get("create_graph") and hasattr(loss, "grad_fn") and wanted and all(getattr(w, "is_leaf", False) for w in wanted)
         )
-        if _depth[0] or not trains or S.recorder.disabled:
+        if S.in_backward or not trains or S.recorder.disabled:
             return original(outputs, wanted if not hasattr(inputs, "grad_fn") else inputs, *args, **kwargs)
         site = sites.here(2)
         _note_grad(wanted, site)
         enter(loss, site)
         before_seq, before_python, began = seq(), S.since.python_seq, time.perf_counter()
-        result = original(outputs, wanted if not hasattr(inputs, "grad_fn") else inputs, *args, **kwargs)
+        S.in_backward += 1
+        try:
+            result = original(outputs, wanted if not hasattr(inputs, "grad_fn") else inputs, *args, **kwargs)
+        finally:
+            S.in_backward -= 1
         leave(loss, began, before_seq, before_python)
         return result
 

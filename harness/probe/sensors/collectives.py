@@ -3,7 +3,9 @@
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
 (the default group), group_size (of another one), graded (of a message: after a backward, before its step), each (sizes, of a batch of
 messages), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
-the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike).
+the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
+one), inside (called by autograd: from a hook, or an autograd.Function's backward).
+Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
 
@@ -16,7 +18,7 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-from .. import digests, entries, failures, protocol, sites
+from .. import conditions, digests, entries, failures, protocol, sites
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers, queue
@@ -29,6 +31,10 @@ OPS = (
 )  # fmt: skip
 
 
+ROOT = {
+    "broadcast": ("src", 1), "reduce": ("dst", 1), "gather": ("dst", 2), "scatter": ("src", 2), "broadcast_object_list": ("src", 1),
+    "gather_object": ("dst", 2), "scatter_object_list": ("src", 2),
+}  # fmt: skip
 FILLED = {"all_gather": ("tensor_list", 0), "gather": ("gather_list", 1), "all_to_all": ("output_tensor_list", 0)}
 
 
@@ -59,7 +65,12 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **_group_of(args, kwargs),
         **({"hook": True} if S.in_hook else {}),
         **(_of_message(op, args, kwargs) if op in protocol.POINT_TO_POINT else {}),
+        **({"root": root} if op in ROOT and (root := _root(op, args, kwargs)) is not None else {}),
+        **({"inside": True} if S.in_backward else {}),
     )
+    if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
+        _told.add(site)
+        S.recorder.event("coll_site", site, op=op, **conditions.before(sites.stack(2, conditions.MAX_FRAMES)))
     if op in entries.PLACE and site not in _asked and len(_asked) < 200:
         _asked.add(site)
         if (used := entries.only_one(op, site[0], site[1])) is not None:
@@ -72,6 +83,16 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
 
 
 _asked: set[sites.Site] = set()
+_told: set[sites.Site] = set()
+MAX_SITES = 64
+
+
+def _root(op: str, args: Any, kwargs: Any) -> int | None:
+    """The rank that a rooted collective was called with; that of the default group, as collectives of others are compared by nobody."""
+    name, place = ROOT[op]
+    given = kwargs.get(name, args[place] if len(args) > place else None)
+    given = kwargs.get(f"group_{name}") if given is None else given
+    return given if isinstance(given, int) else None
 
 
 def _of_message(op: str, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -4,11 +4,12 @@ Event "wrapping" (before the constructor): names, shapes, numels in registration
 Event "wrap" (after it): index, module, of_size (ranks of the wrapper that was given for a model), names, requires_grad, dtypes, devices,
 device_ids, find_unused, static_graph, broadcast_buffers,
 buffers, each (parameter digests after DDP's own broadcast), group_size, comm_hook.
-Event "wrap_changed": index, what ("added" | "rebound" | "unfrozen" | "frozen" | "cast"), names; `site` is the statement where it is known.
+Event "wrap_changed": index, what ("added" | "rebound" | "tied" to another parameter | "removed" | "unfrozen" | "frozen" | "cast"), names;
+`site` is the statement where it is known.
 Event "wrap_eval": index, buffers {name: digest} at a forward in eval mode (first 20), inner (the model was called around DDP).
 Event "wrap_moved": index, site, data; a cast or move after wrapping gave parameters new storage: DDP's hooks sit on the old accumulators. `data`:
 seen at a forward only (`p.data = ...`, which may have kept the accumulators); then the site is that of an assignment, or of the forward.
-Event "no_sync" (first time a statement enters it): index, site. Event "apply": site; `module.apply(fn)` after wrapping.
+Event "apply": site; `module.apply(fn)` after wrapping.
 Event "bypass": index; a backward reached parameters of a wrapped module whose forward DDP did not run since the last step.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 from .. import cuts, digests, names, sites, sources
 from ..patching import after, before, contained, quiet, wrap
 from ..state import S, mix
-from . import graphs, inputs
+from . import graphs, inputs, withheld
 
 
 def note_inner_eval(module: Any) -> None:
@@ -57,6 +58,8 @@ class Wrapped:
         self.data_told = False
         self.reported: set[tuple[str, str]] = set()
         self.forwards = 0  # since the last step
+        self.graded = False  # one of them made a graph
+        self.armed = False  # and found require_backward_grad_sync set: DDP reads it there, not in the backward
         self.running = 0  # depth of DDP.forward right now
         self.eval_looks = 0
         self.buffer_value = 0
@@ -185,16 +188,6 @@ def _note_apply(module: Any, *args: Any, **kwargs: Any) -> None:
         S.recorder.event("apply", sites.here(4))
 
 
-def _note_no_sync(model: Any) -> None:
-    site = sites.here(4)
-    if site not in _no_sync_sites:
-        _no_sync_sites.add(site)
-        S.recorder.event("no_sync", site, index=next((w.index for w in S.ddps if w.ref() is model), -1))
-
-
-_no_sync_sites: set[sites.Site] = set()
-
-
 def _buffer_site(module: Any, names_of_buffers: list[str]) -> Any:
     """The statement in a module's forward that writes its first own buffer, from the source."""
     for full in names_of_buffers[:4]:
@@ -232,6 +225,9 @@ def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
             found.setdefault("unfrozen" if p.requires_grad else "frozen", []).append(name)
         elif (p.dtype, p.device) != wrapped.dtypes[key]:
             found.setdefault("cast", []).append(name)
+    if not found.keys() & {"rebound", "added"} and len(seen) < len(wrapped.names):
+        for name in (n for i, n in wrapped.names.items() if i not in seen):
+            found.setdefault("tied" if _attribute(model.module, name) in seen else "removed", []).append(name)
     for what, which in found.items():
         fresh = [n for n in which if (what, n) not in wrapped.reported]
         if fresh:
@@ -244,6 +240,13 @@ def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
                 names=fresh[:100],
                 seen_at=sites.as_json(site),
             )
+
+
+def _attribute(module: Any, name: str) -> int:
+    """id of what a parameter's name leads to now; of None where it leads nowhere."""
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return id(module)
 
 
 def _edit_site(wrapped: Wrapped, model: Any, what: str, which: list[str], fallback: sites.Site) -> sites.Site:
@@ -285,6 +288,8 @@ def _watch_attributes() -> None:
     def note(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(value, kinds):
             _edits[(id(self), name)] = sites.here(4)
+        elif name == "require_backward_grad_sync":
+            withheld.note_flag(_wrapped_of(self))
 
     for method in ("__setattr__", "add_module", "register_parameter", "register_module"):
         before(torch.nn.Module, method, note)
@@ -333,6 +338,8 @@ def _left(wrapped: Wrapped, model: Any, output: Any) -> None:
 
 
 def _forward(original: Any) -> Any:
+    import torch
+
     entered, left = quiet(_entered), quiet(_left)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -340,6 +347,9 @@ def _forward(original: Any) -> Any:
         if wrapped is None or recorder.disabled or S.at_work.yes:
             return original(self, *args, **kwargs)
         wrapped.forwards += 1
+        if torch.is_grad_enabled():
+            wrapped.graded = True
+            wrapped.armed = wrapped.armed or self.require_backward_grad_sync
         wrapped.running += 1
         S.since.num_forward += 1
         site = None
@@ -385,6 +395,5 @@ def arm() -> None:
     DDP.__getattr__ = _getattr(torch.nn.Module.__getattr__)  # type: ignore[method-assign]
     wrap(torch.nn.Module, "_apply", _apply)
     before(torch.nn.Module, "apply", _note_apply)
-    before(DDP, "no_sync", _note_no_sync)
     before(torch.nn.Module, "requires_grad_", _note_grad_edit)
     before(torch.Tensor, "requires_grad_", _note_grad_edit)
