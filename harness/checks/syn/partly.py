@@ -113,13 +113,13 @@ def _teams(values: Sequence[int]) -> list[int]:
     """The first rank that holds the same value, a rank each."""
     return [values.index(v) for v in values]
 def _private(run: Run, opt: int) -> set[str]:
-    """Modules that hold a parameter which starts different on the ranks: slices, or experts, that each rank has for itself. None where no
+    """Modules that hold a parameter which starts different on each rank: slices, or experts, that a rank has for itself. None where no
     parameter starts equal: nobody made them alike then."""
     starts = replicas.initial(run, opt)
     names = run.present[0].param_names(opt)
     if not starts or any(len(s) != len(names) for s in starts):
         return set()
-    apart = {n for n, *values in zip(names, *starts, strict=True) if len(set(values)) > 1}
+    apart = {n for n, *values in zip(names, *starts, strict=True) if len(set(values)) == len(values)}
     return {n.rpartition(".")[0] for n in apart} if len(apart) < len(names) else set()
 
 
