@@ -116,13 +116,19 @@ class EpochNotSet(Check):
                 notes=[f"{num} of {num} positions identical in {len(group)} passes on rank {ranks[0]}"],
                 help="give set_epoch the number of the epoch that begins: `sampler.set_epoch(epoch)`",
             )
+        other = _on_another(run, group[0])
+        notes = [f"{num} of {num} positions identical in {len(group)} passes on rank {ranks[0]}: {sampler}"]
+        if other is not None and other.where is not None:
+            notes.append(f"set_epoch() at line {other.where.line} is called on another sampler than the one that this loader draws from")
         return self.finding(
             f"{epochs} drew the same sample order",
-            where=group[0].where,
+            where=other.where if other is not None else group[0].where,
             ranks=ranks,
-            notes=[f"{num} of {num} positions identical in {len(group)} passes on rank {ranks[0]}: {sampler}"],
+            notes=notes,
             help="seed the generator once, before the first epoch, or with seed + epoch"
             if seeded
+            else "call `loader.batch_sampler.sampler.set_epoch(epoch)` before the loop: `loader.sampler` is another one, which knows no epoch"
+            if group[0].distributed is not None and group[0].opened["sampler"] == "SequentialSampler"
             else "call `sampler.set_epoch(epoch)` before the loop over the loader",
         )
 
@@ -143,6 +149,17 @@ def _constant(run: Run, one: Pass) -> Event | None:
     recording, sampler = run.ranks[one.rank], (one.distributed or {}).get("id")
     given = [e for e in recording.of("set_epoch") if e["sampler"] == sampler] if recording is not None and sampler else []
     return given[-1] if len(given) > 1 and len({repr(e["epoch"]) for e in given}) == 1 else None
+
+
+def _on_another(run: Run, one: Pass) -> Event | None:
+    """A set_epoch with changing epochs, where none is for a sampler that any loader of the rank draws from."""
+    recording = run.ranks[one.rank]
+    if recording is None:
+        return None
+    drawn_from = {d.get("id") for e in recording.of("loader") if isinstance(d := e["distributed"], dict)}
+    given = list(recording.of("set_epoch"))
+    lost = given and len({repr(e["epoch"]) for e in given}) > 1 and not any(e["sampler"] in drawn_from for e in given)
+    return given[0] if lost and drawn_from else None
 
 
 def _set_afterwards(run: Run, group: list[Pass]) -> Event | None:

@@ -18,6 +18,7 @@ Right
     workers = ...
 
 Known limits
+    Where share_memory() was called on the very model and its parameters lie in private memory all the same, the finding stands on that call.
     Silent where the parent never looks at the model again (workers that try out settings on copies), or trains or loads state afterwards:
     the results came back another way. Spawn and forkserver share what they are
     passed, but not a global of the script.
@@ -30,7 +31,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.shm import workers
 from harness.model import Finding, Severity, Where
-from harness.record import Run
+from harness.record import Recording, Run
 
 
 class ShareMemoryForgotten(Check):
@@ -49,19 +50,28 @@ class ShareMemoryForgotten(Check):
             if one.model.shared or not one.used or place in told:
                 continue
             told.add(place)
+            asked = _asked(one.team.parent, one.model.id, one.workers[0].started.t_ns)
             steps = sum(w.steps for w in one.workers)
             yield self.finding(
                 f"{workers.counted(one.workers, 'process', 'processes')} trained `{one.model.kind}` without sharing it: "
-                "its parameters are not in shared memory",
-                where=where,
+                "its parameters are not in shared memory"
+                + (f", though line {asked.line} asked for it: their data was bound anew between there and the start" if asked else ""),
+                where=asked or where,
                 ranks=(one.team.rank,),
                 notes=[
                     f"the parent's {one.model.num} tensors are bit-identical after {steps} steps of the workers",
                     _started(one.workers[0].method, start),
                 ],
-                help="call `model.share_memory()` before the processes are started",
+                help="share the model last: vector_to_parameters(), `p.data = ...`, a cast or a new layer behind share_memory() puts private memory in its place"
+                if asked
+                else "call `model.share_memory()` before the processes are started",
                 evidence={"workers": len(one.workers), "steps": steps},
             )
+
+
+def _asked(parent: Recording, model: int, before_ns: int) -> Where | None:
+    """Where share_memory() of this very model was called before its first process was started."""
+    return next((e.where for e in parent.of("share_memory") if e["id"] == model and e.t_ns < before_ns and e.where is not None), None)
 
 
 def _started(method: str, where: Where | None) -> str:

@@ -12,7 +12,8 @@ Event "threads" (the script calls torch.set_num_threads; once a number): site, n
 Event "module_copied" (in a child, once a line): site, module. Event "optimizer_made" (in a child, once a line): site, kind.
 Event "joining" (in the parent, before it waits; the first 64): site, child.
 Event "model_used" (in the parent, the first use of such a model after a join: "forward" | "parameters" | "state_dict"): site, id, how,
-changed. Event "models_left" (in the parent, at its end): models [{id, changed}]. Event "share_memory": kind, site, shm_free, shm_total.
+changed. Event "models_left" (in the parent, at its end): models [{id, changed}]. Event "share_memory": kind, id, site, shm_free,
+shm_total.
 """
 
 from __future__ import annotations
@@ -288,7 +289,7 @@ def finish() -> None:
 
 def _share(original: Any) -> Any:
     def tell(thing: Any, site: sites.Site) -> None:
-        S.recorder.event("share_memory", site, kind=type(thing).__name__, **_shm())
+        S.recorder.event("share_memory", site, kind=type(thing).__name__, id=id(thing), **_shm())
         lineage.note_shared(thing)
 
     note = quiet(tell)

@@ -99,6 +99,10 @@ def test_not_shared() -> None:
     found = findings(ShareMemoryForgotten, one)
     assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM101", Severity.ERROR, 58)]
     assert findings(SharedModelNeverUpdated, one) == []
+    model = next(m["id"] for r in one.processes for e in r.of("process_start") for m in e["models"])
+    one = team(shared=0, after=(event("share_memory", t=1, line=48, id=model),))
+    (asked,) = findings(ShareMemoryForgotten, one)
+    assert asked.where and asked.where.line == 48 and "asked for it" in asked.message
 
 
 def test_trials_on_copies_are_healthy() -> None:
