@@ -174,6 +174,15 @@ def test_epoch_not_set() -> None:
     assert found.where is not None and found.where.line == 40
 
 
+def test_an_epoch_that_another_sampler_was_given() -> None:
+    def run(sampler: int) -> Run:
+        given = [event("set_epoch", line=33, epoch=n, sampler=sampler) for n in range(3)]
+        return two(*([*given, *(e for n in range(3) for e in one_pass(n, share(rank), **shuffled(rank)))] for rank in range(2)))
+
+    found = said(EpochNotSet, run(424_242))
+    assert found.where is not None and found.where.line == 33 and "another sampler" in found.notes[1]
+
+
 def test_epoch_not_set_when_loaders_are_made_anew_and_passes_are_cut() -> None:
     said(
         EpochNotSet,
