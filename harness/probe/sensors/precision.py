@@ -36,7 +36,7 @@ def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
     S.recorder.event(
         "clip", sites.here(4), norm=norm, scaled=S.since.scale not in (0.0, 1.0) and not _unscaled, scale=S.since.scale,
         max_norm=float(limit) if isinstance(limit, (int, float)) else None, reduced=S.since.num_reduce, collectives=S.since.num_coll,
-        accumulated=0 if S.light else backward.num_since_zero(), no_sync=S.since.last_no_sync,
+        accumulated=0 if S.light else backward.num_since_zero(), no_sync=S.since.last_no_sync, backwards=S.since.num_backward,
     )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ from harness.record import Event, Run
 
 LOSS = {"reduction": "mean", "scaled": False, "root": ["NllLossBackward0"]}
 
+CHECKS = {check.code: check for check in all_checks()}
+
 
 def passes(rank: int, sizes: tuple[int, int]) -> list[Event]:
     return [event("loss", line=30, **LOSS), event("loader", line=29, loop=0, sampler="RandomSampler"),
@@ -473,3 +475,30 @@ def test_a_scaler_that_looks_for_inf_before_the_gradients_are_averaged(collectiv
     of = two_ranks(ddp=False, extra=extra, each=lambda rank, s: {"num_coll": 3, "scale": 8.0 if s < 6 or rank else 4.0})
     (found,) = findings(scaler.ScalerDiverges, of)
     assert found.where is not None and found.where.line == line and bool(found.notes) == (line == 72)
+
+
+def clips(*, backwards: int, zeroed: int = FLAG_ZEROED, next_backwards: int = 1, limit: float = 1.0) -> list[str]:
+    """A clip in front of each of 12 steps; `backwards` since the step before, `next_backwards` until the next one."""
+    told = [event("clip", line=48, norm=1.0, max_norm=limit, backwards=backwards, s=s) for s in range(1, 12)]
+    made = two_ranks(each=lambda r, s: {"num_backward": next_backwards, "flags": FLAG_CHANGED | zeroed}, extra=lambda r: told)
+    return [f.message for f in findings(CHECKS["OPT129"], made)]
+
+
+def test_gradients_that_are_clipped_behind_their_step() -> None:
+    (message,) = clips(backwards=0)
+    assert "the clip has no effect" in message
+
+
+def test_clips_that_have_an_effect() -> None:
+    assert clips(backwards=1) == []
+    assert clips(backwards=0, next_backwards=0) == []  # another optimizer stepped in between
+    assert clips(backwards=0, zeroed=0) == []  # the clipped gradients are added to
+    assert clips(backwards=0, limit=math.inf) == []
+
+
+def test_a_freeze_that_nobody_reads() -> None:
+    told = [event("misspelt", line=37, attribute="require_grad", of="parameter", names=["0.weight"], num=4)]
+    (found,) = findings(CHECKS["OPT130"], two_ranks(extra=lambda r: told))
+    assert found.where is not None and found.where.line == 37 and "`require_grad = False` freezes nothing: 4 parameters" in found.message
+    assert findings(CHECKS["OPT130"], two_ranks()) == []
+

@@ -13,6 +13,7 @@ from harness.checks.engine import judge
 from harness.checks.out.cleared import FolderClearedBySeveralRanks
 from harness.checks.out.every_rank_prints import EveryRankPrints
 from harness.checks.out.local_loss import PrintsLocalLoss
+from harness.checks.out.rank_as_text import RankAsText
 from harness.checks.out.same_file import EveryRankWritesSameFile
 from harness.checks.out.torn_events import EventFileHalfWritten
 from harness.checks.out.two_writers import TwoWritersOneLogDir
@@ -33,10 +34,10 @@ def prints(*texts: str, line: int = 10) -> list[Event]:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_silent_on_empty_and_single(check: type) -> None:
-    assert findings(check, run([recording()])) == []
+    assert findings(RankAsText, run([recording()])) == []
     assert findings(check, two([], [])) == []
     alone = [event("print", line=3, text="a", stream=1), event("open"), event("mkdir")]
-    assert findings(check, run([recording(alone)])) == []
+    assert findings(RankAsText, run([recording(alone)])) == []
 
 
 def test_truncated_events_never_crash() -> None:
@@ -252,3 +253,11 @@ def test_clearing_that_harms_nobody() -> None:
     silent([removes("/w/a.lock", how="file")], [event("open", line=9, path="/w/a.lock.1", mode="w", y=3)])
     guarded = [event("remove", line=16, path="/w/run", how="tree", exists=True, locks=1, y=3), makes()]
     silent(guarded, guarded)
+
+
+def test_a_rank_that_is_text() -> None:
+    told = event("rank_text", line=15, name="RANK", variable="RANK", value="0")
+    (found,) = findings(RankAsText, run([recording([told], rank=r) for r in range(2)]))
+    assert found.ranks == (0, 1) and found.where is not None and found.where.line == 15 and "'0'" in found.message
+    assert findings(RankAsText, run([recording(rank=r) for r in range(2)])) == []
+
