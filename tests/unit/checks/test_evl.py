@@ -9,6 +9,7 @@ import pytest
 from builder import event, recording, row, site
 
 from harness.checks.base import Check, Inconclusive
+from harness.checks.evl.dropout_stays_on import DropoutStaysOn
 from harness.checks.evl.dropped import EvalDropsSamples
 from harness.checks.evl.everywhere import EvalOnAllRanks
 from harness.checks.evl.local_decision import RankLocalDecision
@@ -680,3 +681,11 @@ def test_a_sampler_that_shuffles_has_no_order_of_the_data_set() -> None:
         own.append([*trained(0, 2), *drawn, gather, *([says("accuracy 0.000, by turns 0.100", s=2, y=6)] if rank == 0 else [])])
     found = said(GatheredInShardOrder, two(*own))  # by turns 3 2 7 8 1 5 9 4 0 6: one is right, the 5 in place 5
     assert "by turns" in found.message and found.where and found.where.line == 15
+
+
+def test_a_functional_dropout_that_eval_does_not_switch_off() -> None:
+    told = event("dropout_always", line=23, function="dropout2d", module="Classifier")
+    (found,) = builder.findings(DropoutStaysOn, builder.run([recording([told])]))
+    assert found.where is not None and found.where.line == 23 and "nn.Dropout2d" in found.help
+    assert builder.findings(DropoutStaysOn, builder.run([recording()])) == []
+
