@@ -210,7 +210,8 @@ def _is_behind(run: Run, rank: int, own: list[Pass]) -> bool:
 def _in_collective(run: Run, rank: int) -> bool:
     """Whether the last thing that a rank told is a collective: gloo aborts where it meets another one of the peers."""
     recording = run.ranks[rank]
-    return recording is not None and bool(recording.events) and recording.events[-1].kind == "coll"
+    last = [e.kind for e in recording.events[-2:]] if recording is not None else []
+    return "coll" in (last if last[-1:] == ["coll_site"] else last[-1:])  # where a new call site is told, it follows
 
 
 def _inside(run: Run, rank: int, ranges: list[Mapping[str, Any]]) -> bool | None:

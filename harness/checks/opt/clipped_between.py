@@ -43,8 +43,9 @@ class ClippedWhileAccumulating(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        if not any(True for _ in run.events("clip")):
-            raise NotApplicable("no gradient clipping")
+        accumulates = any(max(r.column("num_backward"), default=0) > 1 for r in run.present if r.num_rows)
+        if not accumulates and not any(True for _ in run.events("clip")):
+            raise NotApplicable("no gradient clipping, no gradient accumulation")
         found = {rank: pairs for rank, r in enumerate(run.ranks) if r is not None and len(pairs := _between(r)) >= MIN_STEPS}
         if not found:
             return

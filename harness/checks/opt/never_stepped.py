@@ -36,8 +36,10 @@ class NeverStepped(Check):
     explains = ("OPT113",)
 
     def end(self, run: Run) -> Iterable[Finding]:
-        if run.live or any(process.num_rows for process in run.processes):
-            raise NotApplicable("steps were taken")
+        if run.live:
+            raise NotApplicable("the run is not at its end")
+        if any(process.num_rows for process in run.processes):
+            return
         waiting = [(rank, r.of("not_stepped")) for rank, r in enumerate(run.ranks) if r is not None and r.of("not_stepped")]
         if not waiting:
             raise NotApplicable("no optimizer waits for its first step")

@@ -46,8 +46,10 @@ class MessagesAverageNothing(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, messages=True)
+        if not any(e["op"] in protocol.POINT_TO_POINT for _, e in run.events("coll")):
+            raise NotApplicable("the ranks send each other no point-to-point messages")
         if facts.wrapped or not regime.by_messages(run):
-            raise NotApplicable("no model is synchronised by point-to-point messages")
+            return
         for opt, parting in sorted(facts.partings.items()):
             event = facts.params_event(opt)
             if opt == protocol.OPT_BY_HAND or event is None or not replicas.starts_equal(run, opt) or parting.steps < MIN_STEPS:
