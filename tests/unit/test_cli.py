@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_help_and_list_import_little_of_the_standard_library_too(argv: list[str]
 
 def test_a_closed_pipe_is_no_error() -> None:
     done = subprocess.run(
-        f"{sys.executable} -m harness list | true", shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        f"{shlex.quote(sys.executable)} -m harness list | true", shell=True, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stderr == ""
 
