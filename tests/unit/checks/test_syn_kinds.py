@@ -11,7 +11,7 @@ from replica_runs import by_rank, details, setup, two_ranks
 from harness.checks import regime
 from harness.checks.base import Check, Inconclusive
 from harness.checks.registry import all_checks
-from harness.checks.syn import replicas
+from harness.checks.syn import gradients, replicas
 from harness.checks.syn.partly import _left_out_by_name
 from harness.model import Severity
 from harness.record import Event, Run
@@ -322,3 +322,11 @@ def test_modules_that_stayed_in_eval_mode_are_named(top: bool) -> None:
 
     (found,) = findings(CHECKS["SYN120"], two_ranks(each=lambda r, s: {"train": 9 + (s >= 6 and r == 0)}, extra=extra))
     assert "drop, out.0" in found.notes[0] and ("children" in str(found.help)) == top
+
+
+@pytest.mark.parametrize(("backwards", "unsynced"), [(1, True), (2, False)])
+def test_gradients_that_agree_after_the_last_of_several_backwards_may_have_been_reduced_before(backwards: int, unsynced: bool) -> None:
+    told = event("gradients", s=2, opt=0, names={"0": "price.weight"}, local={"0": [1.0, 2.0]}, at_step={"0": [1.0, 2.0]})
+    made = run([recording([told], [row(s, num_backward=backwards) for s in range(4)], rank=rank) for rank in range(2)])
+    assert gradients.equal_unsynced(made, 0, {"price.weight"}) is unsynced
+
