@@ -15,8 +15,9 @@ Right
         seed_everything(args.seed + rank + 1000 * epoch)
 
 Known limits
-    The first 64 steps. Draws of the script's own code, and of its data set in the training process; masks that a Dropout layer draws follow
-    the same seed and are not compared. A script that seeds anew for another trial has another optimizer there, and is silent.
+    Advice where no data loader feeds the training: the draws may be the data set itself, made anew in each epoch. The first 64 steps. Draws
+    of the script's own code, and of its data set in the training process; masks that a Dropout layer draws follow the same seed and are not
+    compared. A script that seeds anew for another trial has another optimizer there, and is silent.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class NoiseRepeats(Check):
                         f"the generator is seeded with {seeds[0]['value']} {len(seeds)} times while training goes on: "
                         f"{place.place} draws the same values each time",
                         where=seeds[-1].where,
+                        severity=None if any(e["backwards"] for e in recording.of("pass")) else Severity.ADVICE,
                         ranks=[r for r, found in again.items() if found],
                         notes=[f"{num} steps behind one seeding drew what the steps behind the next one did"],
                         help="seed once at the start, or let the epoch go into the seed",

@@ -16,6 +16,7 @@ from ..seethrough import traceable
 from ..state import S
 
 FUNCTIONS = ("dropout", "dropout1d", "dropout2d", "dropout3d")
+MAX_SITES = 16
 _seen: set[sites.Site] = set()
 
 
@@ -23,19 +24,21 @@ _seen: set[sites.Site] = set()
 def _note(name: str, caller: Any) -> None:
     import torch
 
-    module = caller.f_locals.get("self")
-    if torch.is_grad_enabled() or not isinstance(module, torch.nn.Module) or module.training or not sites.is_user_code(caller.f_code):
+    if torch.is_grad_enabled() or not sites.is_user_code(caller.f_code) or (site := sites.of_frame(caller)) in _seen or len(_seen) >= MAX_SITES:
         return
-    site = sites.of_frame(caller)
-    if site not in _seen and len(_seen) < 16:
-        _seen.add(site)
+    module = caller.f_locals.get("self")  # last, and hardly more than once a call site: it copies the frame's locals, and the copy keeps what they hold
+    is_module = isinstance(module, torch.nn.Module)
+    if is_module and module.training:
+        return
+    _seen.add(site)
+    if is_module:
         S.recorder.event("dropout_always", site, function=name, module=type(module).__name__)
 
 
 def _make(name: str) -> Callable[[Any], Any]:
     def make(original: Any) -> Any:
         def dropout(*args: Any, **kwargs: Any) -> Any:
-            if len(args) < 3 and "training" not in kwargs and S.steps < 4096:
+            if len(args) < 3 and "training" not in kwargs:
                 _note(name, sys._getframe(2))  # the wrapper that dynamo sees through stands in between
             return original(*args, **kwargs)
 

@@ -805,9 +805,9 @@ def test_what_is_skipped_once_or_used_otherwise_is_healthy() -> None:
         list(SkippedAgain().end(after_a_load([6, 6], loaded=False)))
 
 
-def reseeded(values: list[int], opts: list[int], *, period: int = 4, fresh: bool = False) -> Run:
+def reseeded(values: list[int], opts: list[int], *, period: int = 4, fresh: bool = False, fed: bool = True) -> Run:
     """A seeding in front of each epoch of `period` steps, and one draw a step."""
-    events, rows = [], []
+    events, rows = one_pass(0, list(range(16))) if fed else [], []
     for epoch, value in enumerate(values):
         events.append(event("seed", line=70, what="torch", value=value, s=epoch * period))
         for n in range(period):
@@ -820,7 +820,11 @@ def reseeded(values: list[int], opts: list[int], *, period: int = 4, fresh: bool
 
 def test_noise_that_repeats_with_the_seed_of_every_epoch() -> None:
     found = said(NoiseRepeats, reseeded([43, 43, 43], [0, 0, 0]))
-    assert found.where is not None and found.where.line == 70 and "train.py:43" in found.message
+    assert found.where is not None and found.where.line == 70 and "train.py:43" in found.message and found.severity is Severity.WARNING
+
+
+def test_draws_that_may_be_the_data_set_itself_are_advice() -> None:
+    assert said(NoiseRepeats, reseeded([43, 43, 43], [0, 0, 0], fed=False)).severity is Severity.ADVICE
 
 
 def test_seeds_of_epochs_of_their_own_or_of_other_trials_are_healthy() -> None:
