@@ -134,8 +134,7 @@ def step_condition(file: str, line: int) -> Site | None:
     call = min(calls, key=lambda n: n.lineno, default=None)
     if scope is None or call is None:
         return None
-    around = [n for n in syntax.nodes(scope) if isinstance(n, ast.If) and n.lineno > line and syntax.spans(n, call.lineno)]
-    place = max((n.lineno for n in around), default=call.lineno)
+    place = max((found for found in _conditions(scope, call) if found > line), default=call.lineno)
     return (file, place, getattr(scope, "name", ""))
 
 
@@ -148,10 +147,14 @@ def guarded_steps(file: str) -> tuple[Site, ...]:
         if tree is None or not isinstance(call, ast.Call) or not _steps(call):
             continue
         scope = syntax.function_at(tree, call.lineno)
-        around = [n.lineno for n in syntax.nodes(scope) if isinstance(n, ast.If) and any(syntax.spans(b, call.lineno) for b in n.body)]
-        if around:
+        if around := _conditions(scope, call):
             found.add((file, max(around), getattr(scope, "name", "")))
     return tuple(sorted(found))
+
+
+def _conditions(scope: syntax.Function, call: ast.Call) -> list[int]:
+    """Lines of the `if`s of a function under which a call stands; not of those of which it is the `else`."""
+    return [n.lineno for n in syntax.nodes(scope) if isinstance(n, ast.If) and any(syntax.spans(b, call.lineno) for b in n.body)]
 
 
 def _steps(call: ast.Call) -> bool:

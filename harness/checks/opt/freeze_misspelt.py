@@ -43,7 +43,7 @@ class FreezeMisspelt(Check):
         of_module = event["of"] == "module"
         what = f"{number(event['num'])} {'module' if of_module else 'parameter'}{'s' if number(event['num']) != 1 else ''}"
         yield self.finding(
-            f"`{event['attribute']} = False` freezes nothing: {what} ({replicas.listed(texts(event['names']))}) are trained all the same",
+            f"`{event['attribute']} = False` freezes nothing: {what} ({replicas.listed(texts(event['names']))}), trained all the same",
             where=event.where,
             ranks=sorted({rank for rank, _ in told}),
             notes=["a module has no such switch: torch reads requires_grad of each parameter"] if of_module else ["torch reads `requires_grad`"],

@@ -14,7 +14,8 @@ Right
     rank = int(os.environ.get("RANK", 0))
 
 Known limits
-    The file of the script itself; a name that is assigned anything else as well, or is a parameter of some function, is not judged.
+    A name that one file reads and another compares is not followed; a name that is assigned anything else as well, or is a parameter of
+    some function, is not judged.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ the end), worker_random ([torch, python, numpy, own] generators moved in a worke
 seeded with), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
 attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences. Event "loop" (first time a
-statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py. Event "batches_held" (8
-steps after a complete pass without backward): loop, alive (of its first 4 batches, how many somebody still keeps). Event "set_epoch":
+statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py. Event "set_epoch":
 epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
 
@@ -32,7 +31,7 @@ from ..arm import at_close
 from ..datasets import pack
 from ..patching import before, quiet, wrap
 from ..state import S, mix
-from . import layers, rng, steps
+from . import heldbatches, layers, rng
 
 MAX_KEPT = datasets.MAX_KEPT
 MAX_KEPT_IN_ALL = 300_000  # indices and digests of a process: 1.6 MB of recording; later passes keep their first 256
@@ -109,8 +108,8 @@ class Pass:
             return
         let_go = self in S.let_go
         (S.let_go if let_go else S.loops).remove(self)
-        if complete and not self.backwards and len(_finished) < 16 and sum(ref() is not None for ref in self.first) > 2:
-            _finished.append((S.steps + 8, self.loop, self.first))
+        if complete and not self.backwards:
+            heldbatches.note(self.loop, self.first)
         _kept[0] += len(self.indices) + len(self.rows) + len(self.labels)
         dataset = self.dataset() if self.dataset is not None else None
         S.recorder.event(
@@ -125,16 +124,6 @@ class Pass:
             own=[self.own, datasets.own_generators(dataset)] if self.own and dataset is not None else None,
             switch=self.body.told() if not self.backwards else None, let_go=let_go and self.backwards > 0,
         )  # fmt: skip
-
-
-NUM_FIRST = 4
-_finished: list[tuple[int, int, list[weakref.ref[Any]]]] = []  # step to look again, loop, first batches of passes whose batches are kept
-
-
-def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
-    if _finished and S.steps >= _finished[0][0]:
-        _, loop, first = _finished.pop(0)
-        S.recorder.event("batches_held", loop=loop, alive=sum(ref() is not None for ref in first))
 
 
 def _dropped(key: int, _ref: Any) -> None:
@@ -188,7 +177,7 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     one.sizes = [one.sizes[0] or size, min(one.sizes[1], size), size]
     one.training = one.training or layers.any_training()
     if tensors:
-        if len(one.first) < NUM_FIRST:
+        if len(one.first) < heldbatches.NUM_FIRST:
             one.first.append(weakref.ref(tensors[0]))
         content = _note_samples(one, tensors, size)
         if not S.ddps:
@@ -399,8 +388,5 @@ def arm() -> None:
     wrap(fetch._IterableDatasetFetcher, "fetch", _fetch)
     wrap(DistributedSampler, "set_epoch", _set_epoch)
     before(join.Join, "__enter__", _note_join)
-    steps.at_step.append(_at_step)
     at_close.append(quiet(finish_all))
 
-
-_ = rng

@@ -6,11 +6,10 @@ A parameter has no attributes of its own, so this looks at empty dictionaries: o
 
 from __future__ import annotations
 
-import sys
 from difflib import SequenceMatcher
 from typing import Any
 
-from .. import names, sites, sources
+from .. import cuts, names, sites, sources
 from ..patching import contained
 from ..state import S
 from . import steps
@@ -42,10 +41,7 @@ def _look(optimizer: Any, witness: Any, params: Any) -> None:
 
 
 def _assigned(attribute: str) -> sites.Site:
-    """The first assignment to it in the script, or in the file that calls backward."""
-    files = [getattr(sys.modules.get("__main__"), "__file__", None), S.loss_site[0] if S.loss_site is not None else None]
-    lines = [line for file in files if file for line in sources.assignments(file, attribute)]
-    return lines[0] if lines else sites.UNKNOWN
+    return next((line for file in cuts.user_files()[: cuts.MAX_FILES] for line in sources.assignments(file, attribute)), sites.UNKNOWN)
 
 
 def arm() -> None:

@@ -1,21 +1,23 @@
 """A rank read from the environment, which is text, and compared with a number: `os.environ["RANK"] == 0` is never true.
 
-Event "rank_text" (at the end, first 4): site (of the comparison), name (as the source has it), variable, value. The script's own file is read
-as syntax, once.
+Event "rank_text" (at the end, first 4): site (of the comparison), name (as the source has it), variable, value. The user's files that
+speak of the environment are read as syntax, once.
 """
 
 from __future__ import annotations
 
 import ast
+import linecache
 import os
-import sys
 
-from .. import syntax
+from .. import cuts, syntax
 from ..arm import at_close
 from ..patching import quiet
 from ..state import S
 
 VARIABLES = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"))
+
+MAX_TOLD = 4
 
 
 def _variable(node: ast.AST) -> str | None:
@@ -54,11 +56,13 @@ def comparisons(tree: ast.Module) -> list[tuple[int, str, str]]:
 
 @quiet
 def _tell() -> None:
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    tree = syntax.tree(file) if file else None
-    for line, name, variable in comparisons(tree)[:4] if tree is not None and file else ():
-        if variable in os.environ:
-            S.recorder.event("rank_text", (str(file), line, ""), name=name, variable=variable, value=os.environ[variable][:20])
+    told = 0
+    for file in cuts.user_files()[: cuts.MAX_FILES]:
+        tree = syntax.tree(file) if any("environ" in line or "getenv" in line for line in linecache.getlines(file)) else None
+        for line, name, variable in comparisons(tree) if tree is not None else ():
+            if variable in os.environ and told < MAX_TOLD:
+                told += 1
+                S.recorder.event("rank_text", (file, line, ""), name=name, variable=variable, value=os.environ[variable][:20])
 
 
 def arm() -> None:
