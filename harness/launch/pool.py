@@ -217,7 +217,8 @@ class Pool:
 
 def server_environment(warmth: Warmth) -> dict[str, str]:
     """What a rank will see, as far as it is known before the run; complete before torch is imported."""
-    env = {**clean_environment(os.environ), **warmth.env, ENV_RUN_ID: MARK}
+    own = {name: value for name, value in warmth.env.items() if not name.startswith("_HARNESS_")}  # read by the probe, after the fork
+    env = {**clean_environment(os.environ), **own, ENV_RUN_ID: MARK}
     if warmth.count > 1:
         env.setdefault("OMP_NUM_THREADS", "1")  # torchrun's command line does this, not its agent
     return env

@@ -168,8 +168,7 @@ def teams(run: Run) -> list[Team]:
         starts = parent.of("process_start")
         if not starts:
             continue
-        joins = {e["key"]: e for e in parent.of("process_join")}
-        joined = {e["child"]: e for e in joins.values()}
+        joined = {e["child"]: e for e in parent.of("process_join")}  # not by key: a new Process may lie where an old one lay
         workers = [Worker(e, joined.get(e["child"]), by_pid.get(number(e["child"], -1))) for e in starts]
         if not any(w.distributed for w in workers):
             found.append(Team(max(parent.rank, 0), parent, workers))

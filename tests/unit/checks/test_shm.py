@@ -120,6 +120,15 @@ def test_shared_but_never_updated() -> None:
     assert rebound.where is not None and rebound.where.line == 28 and "`.data` was assigned" in rebound.notes[1]
 
 
+def test_a_process_object_may_lie_where_an_old_one_lay() -> None:
+    one = team(shared=2)
+    told = [e for p in one.processes for kind in ("process_start", "process_join") for e in p.of(kind)]
+    assert len({e["child"] for e in told}) == len(told) / 2 > 1
+    for each in told:
+        each.data["key"] = 7
+    assert [f.code for f in findings(SharedModelNeverUpdated, one)] == ["SHM105"]
+
+
 @pytest.mark.parametrize("shared", [0, 2])
 @pytest.mark.parametrize(
     "healthy",
