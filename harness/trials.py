@@ -8,9 +8,10 @@ from __future__ import annotations
 import queue
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -113,24 +114,54 @@ def _lane(interrupts: Interrupts) -> Session:
 
 def _side_by_side(lanes: list[Session], trials: list[Trial], keep: Path | None) -> Iterator[Tried]:
     """Threads: a controller waits and reads small files, its ranks do the work."""
-    free: queue.SimpleQueue[Session] = queue.SimpleQueue()
-    for lane in lanes:
-        free.put(lane)
+    shared = Turns(trials)
+    done: queue.SimpleQueue[Tried | None] = queue.SimpleQueue()
 
-    def run(trial: Trial) -> Tried | None:
-        lane = free.get()
+    def run(lane: Session) -> None:
         try:
-            return None if lane.interrupts.signal is not None else _run_one(lane, trial, keep)
+            while lane.interrupts.signal is None and (trial := shared.next(lane)) is not None:
+                done.put(_run_one(lane, trial, keep))
         finally:
-            free.put(lane)
+            done.put(None)
 
     with ThreadPoolExecutor(len(lanes)) as workers:
+        running = [workers.submit(run, lane) for lane in lanes]
         try:
-            for done in as_completed([workers.submit(run, trial) for trial in trials]):
-                if (tried := done.result()) is not None:
-                    yield tried
+            for _ in lanes:
+                yield from iter(done.get, None)
         finally:
-            workers.shutdown(cancel_futures=True)
+            shared.stop()
+        for one in running:
+            one.result()
+
+
+class Turns:
+    """Deals trials to lanes. A lane goes on with trials that its warm servers can serve, because others cost it an import of torch."""
+
+    def __init__(self, trials: Iterable[Trial]) -> None:
+        self._lock = threading.Lock()
+        self._left: dict[object, list[Trial]] = {}
+        for trial in trials:
+            self._left.setdefault(_servers(trial), []).append(trial)
+        self._serves: dict[int, object] = {}
+
+    def next(self, lane: object) -> Trial | None:
+        with self._lock:
+            mine = self._serves.get(id(lane))
+            if not self._left.get(mine):
+                taken = set(self._serves.values())
+                mine = max(self._left, key=lambda kind: (bool(self._left[kind]), kind not in taken, len(self._left[kind])), default=None)
+                self._serves[id(lane)] = mine
+            return self._left[mine].pop(0) if self._left.get(mine) else None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._left.clear()
+
+
+def _servers(trial: Trial) -> object:
+    """Trials of one kind find the servers that they need under one environment (see pool.server_environment)."""
+    return trial.nproc > 1, tuple(sorted((k, v) for k, v in trial.env.items() if not k.startswith("_HARNESS_")))
 
 
 def _run_one(session: Session, trial: Trial, keep: Path | None) -> Tried:

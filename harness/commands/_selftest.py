@@ -99,7 +99,6 @@ def _run(planted: list[Planted], words: list[str], progress: Any) -> Tally:
         timed = any(_timed(p) for p in planted if p.scenario == name)
         args = next((p.args for p in planted if p.scenario == name), ())
         trials.append(Trial(name, source, scenario.header.nproc or 2, timeout_s=TIMEOUT_S, args=args, env=_environment(name), alone=timed))
-    trials.sort(key=lambda t: (t.nproc, sorted(t.env.items())))  # warm servers serve one environment: each lane loads torch once for each
     tally, begun = Tally(), time.monotonic()
     for number, tried in enumerate(run_trials(trials, num_lanes=NUM_LANES), 1):
         tally.tried.append(tried)
