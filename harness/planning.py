@@ -69,11 +69,15 @@ def make_job(scenario: Scenario, settings: Settings, script_args: Sequence[str],
         python=sys.executable,
         slurm=_slurm(settings, cwd, environ),
     )
-    return Job(plan, settings, None if settings["no_reference"] else reference_of(plan))
+    return Job(plan, settings, None if settings["no_reference"] else reference_of(plan, environ))
 
 
-def reference_of(plan: Plan) -> Plan | None:
-    """The same script with as many processes as its header says for the reference; None where that is no other run."""
+def reference_of(plan: Plan, environ: Mapping[str, str]) -> Plan | None:
+    """The same script with as many processes as its header says for the reference; None where that is no other run.
+
+    Each of its processes has the threads that a rank has (torchrun gives several ranks one each, and a single one every core): the same
+    sums in the same order, a scaling that is ranks against ranks, and no team of threads that spins on a busy machine.
+    """
     header = plan.scenario.header
     if header.reference_nproc is None or header.reference_nproc == plan.world_size:
         return None
@@ -84,6 +88,7 @@ def reference_of(plan: Plan) -> Plan | None:
         nodes=1,
         slurm=None,
         script_args=(*plan.script_args, *header.reference_args),
+        env={"OMP_NUM_THREADS": "1", **plan.env} if plan.nproc > 1 and "OMP_NUM_THREADS" not in environ else plan.env,
     )
 
 

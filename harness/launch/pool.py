@@ -1,8 +1,8 @@
 """The warm servers of a supervisor: started when a run first needs them, kept for the next run, ended with the supervisor.
 
 Servers come in sets. Within a set there is one a local rank; all were started under one environment, which torch has read when it was
-imported. A run with one process has another environment than a run with two (OMP_NUM_THREADS), so two sets are kept: a script and its
-reference run alternate between them. torchrun's agent has one server for all sets.
+imported. A run with one process has another environment than a run with two (OMP_NUM_THREADS), so two sets are kept for a session whose
+scripts alternate between them; a reference run has its script's own and finds it loaded. torchrun's agent has one server for all sets.
 """
 
 from __future__ import annotations

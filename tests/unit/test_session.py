@@ -53,7 +53,7 @@ class Desk:
 
     def job(self, *, scenario: Scenario | None = None, plan: dict[str, Any] | None = None, **flags: Any) -> Job:
         made = make_plan(scenario=scenario or Scenario("train", "train.py"), cwd=str(self.tmp_path), **(plan or {}))
-        return Job(made, resolve(flags, {}, self.tmp_path), reference_of(made))
+        return Job(made, resolve(flags, {}, self.tmp_path), reference_of(made, {}))
 
     def run(self, judging: Judging = Judging(), **more: Any) -> Any:  # noqa: B008  (frozen)
         return self.session.run([(self.job(**more), judging)])[0]
@@ -362,6 +362,6 @@ def test_a_forged_folder_is_refused_or_read_without_trust(tmp_path: Path) -> Non
 
 def test_plans_differ_from_their_reference_in_little(tmp_path: Path) -> None:
     plan = make_plan(scenario=Scenario("train", "train.py", HEADER))
-    reference = reference_of(plan)
+    reference = reference_of(plan, {})
     assert reference is not None
-    assert replace(reference, nproc=2, script_args=plan.script_args, run_id=plan.run_id) == plan
+    assert replace(reference, nproc=2, script_args=plan.script_args, run_id=plan.run_id, env=plan.env) == plan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,14 @@ def test_the_reference_run_follows_the_header(tmp_path: Path) -> None:
     assert job(tmp_path, no_reference="true").reference is None
     assert job(tmp_path, scenario=BARE).reference is None
     assert job(tmp_path, nproc="1").reference is None  # it would be the same run
+
+
+def test_the_reference_has_the_threads_of_a_rank(tmp_path: Path) -> None:
+    """torchrun gives one process all cores: on a busy host its threads wait for each other, and the reference took ten times as long."""
+    given = job(tmp_path)
+    assert given.reference is not None and given.reference.env["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in given.plan.env  # torchrun itself sets it there
+    assert planning.reference_of(given.plan, {"OMP_NUM_THREADS": "4"}) == replace(given.reference, env=given.plan.env)  # the user's holds for all
 
 
 def test_a_bad_data_folder_is_refused_also_behind_the_dashes(tmp_path: Path) -> None:
