@@ -77,7 +77,7 @@ def _find_one(word: str, cwd: Path) -> list[Scenario]:
         if not known:
             raise UsageError(f"no scenarios in {scenario_dir()}; reinstall harness")
         return [builtin(name) for name in known]
-    if not (cwd / word).exists() and any(c in word for c in "*?["):
+    if any(c in word for c in "*?[") and not os.path.exists(cwd / word):  # noqa: PTH110  (never raises)
         return _glob(word, known, cwd)
     return [user_script(word, cwd)]
 
@@ -105,6 +105,8 @@ def user_script(word: str, cwd: Path) -> Scenario:
     path = Path(os.path.expanduser(word)) if word.startswith("~") else cwd / word  # noqa: PTH111
     try:
         is_dir, is_file = path.is_dir(), path.is_file()
+    except PermissionError:
+        raise UsageError(f"script {word} lies in a folder that may not be entered; chmod u+x {path.parent}") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"script {word!r} cannot be opened: {error}") from None
     if is_dir:

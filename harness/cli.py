@@ -102,11 +102,27 @@ def run_cli(argv: list[str]) -> int:
     except BrokenPipeError:  # the reader left (`harness list | head`): nobody reads what we would say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except FileNotFoundError as error:
+        if error.filename is None and not _stands_somewhere():
+            return _say("the folder you stand in was removed; cd into one that exists", EXIT_USAGE)
+        return _internal()
     except Exception:
-        import traceback
+        return _internal()
 
-        traceback.print_exc()
-        return _say("internal error: this is a bug of harness, not of your script", EXIT_INTERNAL)
+
+def _stands_somewhere() -> bool:
+    try:
+        return bool(os.getcwd())  # noqa: PTH109
+    except FileNotFoundError:
+        return False
+
+
+def _internal() -> int:
+    """Of the exception being handled."""
+    import traceback
+
+    traceback.print_exc()
+    return _say("internal error: this is a bug of harness, not of your script", EXIT_INTERNAL)
 
 
 def _say(message: str, code: int) -> int:

@@ -185,6 +185,13 @@ def create_reference(folder: Path) -> Path:
 
 def locate(word: str | None, cwd: Path) -> Path:
     """The run folder that a user means: a path, a folder's name under `.harness`, part of one, or the latest."""
+    try:
+        return _locate(word, cwd)
+    except OSError as error:  # a folder that may not be entered, a name that is too long
+        raise UsageError(f"{error.filename or word} cannot be read: {(error.strerror or str(error)).lower()}; name another run folder") from None
+
+
+def _locate(word: str | None, cwd: Path) -> Path:
     from harness.errors import did_you_mean
 
     root = cwd / ROOT
@@ -220,12 +227,14 @@ def _only_match(word: str, held: list[str], hint: str) -> str:
 
 def read_json(path: Path) -> Any:
     """A JSON file of a run folder; a link, a monster or garbage is refused, because folders may be mailed."""
-    if path.is_symlink() or not path.is_file():
-        raise UsageError(f"{path} is missing or no regular file")
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise UsageError(f"{path} is larger than {MAX_JSON_BYTES} bytes, so harness did not write it")
     try:
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(f"{path} is missing or no regular file")
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise UsageError(f"{path} is larger than {MAX_JSON_BYTES} bytes, so harness did not write it")
         return json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
 

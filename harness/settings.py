@@ -297,8 +297,10 @@ def _harness_table(path: Path) -> Mapping[str, Any] | None:
         table = tomllib.loads(text).get("tool", {}).get("harness")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not valid TOML: {error}") from None
-    except (OSError, AttributeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+    except AttributeError:
+        raise UsageError(f"{path}: tool must be a table, written [tool.harness]") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}; chmod u+r {path}") from None
     if table is not None and not isinstance(table, dict):
         raise UsageError(f"{path}: tool.harness must be a table, written {TABLE}")
     return table

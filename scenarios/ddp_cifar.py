@@ -122,7 +122,7 @@ def image_folder(folder: Path, classes: list[str]) -> tuple[Tensor, Tensor]:
                 with Image.open(path) as image:
                     pixels += image.convert("RGB").resize((SIDE, SIDE)).tobytes()
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-                raise ValueError(f"{path} does not decode as an image ({error})") from error
+                raise ValueError(f"{path} does not decode as an image ({error}); copy it again or remove it") from error
             labels.append(label)
     if not labels:
         raise ValueError(f"{folder} holds no images")

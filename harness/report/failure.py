@@ -19,12 +19,16 @@ ENTRY = re.compile(r'\s*File "([^"]*)", line \d+')
 
 def first_failure(run: Run, findings: Sequence[Finding]) -> tuple[int, Event] | None:
     """(rank, failure event) of the culprit: the rank that an error names, else the earliest."""
-    named = {rank for f in findings if f.code.startswith("LAU") for rank in f.ranks[:1]}
+    named = _named(findings)
     well = {e.rank for e in run.ending.exits if e.code == 0} - named  # it caught the exception and went on
     events = [(rank, e) for rank, e in run.events(protocol.FAILURE) if rank not in well]
     if not events:
         return None
     return min(events, key=lambda item: (item[0] not in named, item[1].t_ns)) if named else min(events, key=lambda item: item[1].t_ns)
+
+
+def _named(findings: Sequence[Finding]) -> set[int]:
+    return {rank for f in findings if f.code.startswith("LAU") for rank in f.ranks[:1]}
 
 
 def failure_lines(run: Run, findings: Sequence[Finding]) -> list[str]:
@@ -36,7 +40,8 @@ def failure_lines(run: Run, findings: Sequence[Finding]) -> list[str]:
     failed = [e for e in run.ending.exits if e.code != 0 and not e.by_us]
     if not failed:
         return []
-    first = min(failed, key=lambda e: e.time_ns)
+    named = _named(findings)
+    first = min(failed, key=lambda e: (e.rank not in named, e.time_ns))
     said = [f"  | {line}" for line in last_lines(run.logs.get(first.rank, ""))]
     return [f"rank {first.rank} {how_it_ended(first.code)}; the end of its output:", *said]
 

@@ -9,7 +9,7 @@ import pytest
 from harness.dataroot import CIFAR_FILES, check_data_root
 from harness.errors import UsageError
 
-JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00"
+JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00\xff\xd9"
 
 
 @pytest.fixture
@@ -81,6 +81,24 @@ def test_a_corrupt_image_is_named(tree: Path, content: bytes, words: str) -> Non
     message = refused(tree)
     assert "test/dog/1.jpg" in message
     assert words in message
+
+
+@pytest.mark.parametrize(("name", "whole"), [("1.jpg", b"\xff\xd8\xff\xe0pixels\xff\xd9"), ("1.png", b"\x89PNG\r\n\x1a\npixelsIEND\xaeB`\x82")])
+def test_an_image_that_is_cut_short_is_named(tree: Path, name: str, whole: bytes) -> None:
+    path = tree / "test" / "dog" / name
+    path.write_bytes(whole + b"written behind it by a camera")
+    check_data_root(tree, strict=True)
+    path.write_bytes(whole[:-6])
+    assert f"test/dog/{name} is cut short" in refused(tree)
+    check_data_root(tree, strict=False)  # the user's own script may take what is left of it
+
+
+def test_a_folder_below_that_may_not_be_read_is_one_line(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(folder: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("harness.dataroot._classes", denied)
+    assert refused(tree) == f"data folder {tree / 'train'} cannot be read: permission denied; chmod it"
 
 
 def test_a_half_copied_cifar(cifar: Path) -> None:

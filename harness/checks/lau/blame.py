@@ -132,7 +132,28 @@ def _without_terminated(ordered: list[Fall]) -> list[Fall]:
 def culprit(run: Run) -> Fall | None:
     """The earliest that is no victim; else the earliest victim; None where nobody fell."""
     all_falls = falls(run)
-    return next((f for f in all_falls if not f.victim), all_falls[0] if all_falls else None)
+    first = next((f for f in all_falls if not f.victim), all_falls[0] if all_falls else None)
+    return first if first is None or first.kind != "exit" else _who_says_why(run, first, all_falls)
+
+
+def _who_says_why(run: Run, first: Fall, all_falls: list[Fall]) -> Fall:
+    """`sys.exit(text if rank == 0 else 1)`: of the ranks that leave by one statement, the one that gives a reason and not a number."""
+    leaves = exit_call(run, first)
+    if leaves is None or leaves.where is None or isinstance(leaves["code"], str):
+        return first
+    for fall in all_falls:
+        call = exit_call(run, fall) if fall.kind == "exit" and not fall.victim else None
+        if call is not None and isinstance(call["code"], str) and call.where == leaves.where:
+            return fall
+    return first
+
+
+def exit_call(run: Run, fall: Fall) -> Event | None:
+    """The last call by which a rank can have ended itself with the code that it ended with."""
+    recording = run.ranks[fall.rank] if 0 <= fall.rank < len(run.ranks) else None
+    code = fall.exit.code if fall.exit is not None else 1
+    calls = recording.of("exit_call") if recording is not None else []
+    return next((e for e in calls[::-1] if ends_with(e, code) and e.where is not None), None)
 
 
 def sender(run: Run, ended: RankExit) -> tuple[int, Event] | None:

@@ -67,15 +67,16 @@ class RankFailed(Check):
         return f"rank {fall.rank} ended with exit code {code} and no exception{said}"
 
     def _exit_site(self, run: Run, fall: blame.Fall) -> Where | None:
-        recording = run.ranks[fall.rank] if 0 <= fall.rank < len(run.ranks) else None
         if fall.event is not None:  # torch's own SIGCHLD handler may raise it where no line of the user's is on the stack
+            recording = run.ranks[fall.rank] if 0 <= fall.rank < len(run.ranks) else None
             loaders = recording.of("loader") if recording is not None and "DataLoader worker" in fall.headline else []
             return loaders[-1].where if loaders else None
-        code = fall.exit.code if fall.exit is not None else 1
-        calls = [e for e in (recording.of("exit_call") if recording is not None else []) if blame.ends_with(e, code)]
-        return next((e.where for e in calls[::-1] if e.where is not None), None)
+        call = blame.exit_call(run, fall)
+        return call.where if call is not None else None
 
     def _help(self, fall: blame.Fall) -> str:
         if OUT_OF_MEMORY.search(fall.headline):
             return "lower the batch size or the model's memory on this rank; the memory figures of the report show where it went"
+        if fall.event is None:
+            return "the script ended itself: do what its last words say; the end of its output stands at the top of the report"
         return "fix this line; the traceback of this rank stands at the top of the report"

@@ -12,6 +12,7 @@ from builder import event, recording, run
 from harness.checks.engine import judge
 from harness.model import Ending
 from harness.record import Run
+from harness.report.failure import failure_lines
 
 
 def codes(found: Any) -> list[str]:
@@ -32,6 +33,19 @@ def test_the_line_of_an_exit_is_that_of_the_call_that_gives_this_code(code: int,
     _, found = judge(made, select=("LAU101",))
     assert codes(found) == ["LAU101"]
     assert (found[0].where.line if found[0].where else None) == line
+
+
+def test_of_ranks_that_leave_by_one_statement_the_one_with_a_reason_is_named() -> None:
+    """`sys.exit(text if rank == 0 else 1)`, where rank 1 was quicker."""
+    said, silent = (event("exit_call", code=code, how="sys.exit", line=7) for code in ("train: a.jpg does not decode", 1))
+    made = run([recording([said], rank=0), recording([silent], rank=1)], exits=(1, 1), logs={0: "train: a.jpg does not decode\n"})
+    exits = [replace(e, time_ns=9 - e.rank) for e in made.ending.exits]
+    _, found = judge(with_ending(made, exits=tuple(exits)), select=("LAU101",))
+    assert found[0].ranks == (0,) and found[0].message.endswith("its last line is: train: a.jpg does not decode")
+    assert failure_lines(made, found) == ["rank 0 ended with exit code 1; the end of its output:", "  | train: a.jpg does not decode"]
+    elsewhere = run([recording([event("exit_call", code="peer is lost", how="sys.exit", line=9)], rank=0), recording([silent], rank=1)], exits=(1, 1))
+    _, found = judge(with_ending(elsewhere, exits=tuple(exits)), select=("LAU101",))
+    assert found[0].ranks == (1,)  # who left first, by a statement of its own
 
 
 def test_an_exit_of_one_rank_is_no_parting_of_loops() -> None:
