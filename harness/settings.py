@@ -230,6 +230,8 @@ def parse_value(setting: Setting, raw: Any, origin: str, label: str = "") -> Any
 
 
 def _quote(raw: Any) -> str:
+    if isinstance(raw, list) and len(raw) == 1:  # of an option that may be repeated
+        raw = raw[0]
     return repr(raw) if isinstance(raw, str) else str(raw).lower() if isinstance(raw, bool) else str(raw)
 
 

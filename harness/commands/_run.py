@@ -201,7 +201,11 @@ def _dry_run(jobs: list[Any], wanted: list[Target]) -> int:
             argv, env = driver.command(plan, Path(plan.cwd) / folder)
         except ValueError as error:
             raise UsageError(str(error)) from None
-        entries.append({"name": plan.scenario.name, "cwd": plan.cwd, "command": argv, "env": env, "script_args": list(plan.script_args)})
+        entry = {"name": plan.scenario.name, "cwd": plan.cwd, "command": argv, "env": env, "script_args": list(plan.script_args)}
+        if job.reference is not None:
+            argv, env = driver.command(job.reference, Path(plan.cwd) / folder / rundir.REFERENCE_DIR)
+            entry["reference"] = {"command": argv, "env": env, "script_args": list(job.reference.script_args)}
+        entries.append(entry)
     _add_batches(jobs, entries)
     emit(wanted, {"console": lambda: _dry_text(entries), "json": lambda: as_json(entries), "junit": _no_junit})
     return 0
@@ -253,7 +257,13 @@ def _dry_text(entries: list[dict[str, Any]]) -> str:
             lines += _batch_lines(entry)
         if "batch" in entry or "array" in entry:
             continue
-        lines += [f"# {entry['name']}", f"cd {shlex.quote(entry['cwd'])}"]
-        lines += [f"export {name}={shlex.quote(value)}" for name, value in sorted(entry["env"].items())]
-        lines += [shlex.join(entry["command"]), ""]
+        lines += [f"# {entry['name']}", f"cd {shlex.quote(entry['cwd'])}", *_command_lines(entry)]
+        if "reference" in entry:
+            lines += ["# its reference run, after it", *_command_lines(entry["reference"])]
     return "\n".join(lines)
+
+
+def _command_lines(entry: dict[str, Any]) -> list[str]:
+    import shlex
+
+    return [*(f"export {name}={shlex.quote(value)}" for name, value in sorted(entry["env"].items())), shlex.join(entry["command"]), ""]

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from harness.errors import UsageError, did_you_mean
 
     if args.shell not in SHELLS:
-        raise UsageError(f"no completion for {args.shell!r}{did_you_mean(args.shell, SHELLS)}; there is one for {', '.join(SHELLS)}")
+        raise UsageError(f"no completion for {args.shell!r}; there is one for {', '.join(SHELLS)}{did_you_mean(args.shell, SHELLS)}")
     parser, parsers = top_parser(verbs())
     _complete(parsers)
     text = shtab.complete(parser, shell=args.shell, root_prefix="harness", preamble=PREAMBLE.get(args.shell, ""))

@@ -190,6 +190,15 @@ def test_dry_run_prints_command_and_environment_and_makes_nothing(capsys: pytest
     assert [p.name for p in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_dry_run_prints_the_reference_run_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    argv = ["run", "ddp_cifar", "--launcher", "torchrun", "--dry-run", "--format", "json"]
+    entry = json.loads(run(capsys, *argv)[1])[0]
+    assert "--nproc-per-node 2" in " ".join(entry["command"]) and "--nproc-per-node 1" in " ".join(entry["reference"]["command"])
+    assert entry["reference"]["env"]["OMP_NUM_THREADS"] == "1"
+    assert "# its reference run, after it" in run(capsys, *argv[:-2])[1]
+    assert "reference" not in json.loads(run(capsys, *argv, "--no-reference")[1])[0]
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
