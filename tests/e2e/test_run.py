@@ -145,6 +145,31 @@ def test_losses_are_bit_identical_without_the_probe(project: Path, verdicts: dic
         assert (project / f"probed_{name}.{rank}").read_text() == curve
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("nproc", "launchers"), [("2", ("warm", "torchrun")), ("1", ("warm", "torchrun", "inline"))])
+def test_every_launcher_gives_the_same_ranks_losses_and_verdict(project: Path, nproc: str, launchers: tuple[str, ...]) -> None:
+    seen = []
+    for launcher in launchers:
+        curve = project / f"curve_{launcher}_{nproc}"
+        done, (report,) = harness(project, "healthy.py", "-n", nproc, "--launcher", launcher, CURVE=str(curve))
+        assert done.returncode == 0, done.stdout + done.stderr
+        recordings = sorted((project / ".harness" / "latest" / "rec").glob("*.jsonl"))
+        starts = [next(e for line in path.read_text().splitlines() if (e := json.loads(line))["k"] == "start") for path in recordings]
+        seen.append(
+            {
+                "ranks": sorted((e["rank"], e["local_rank"], e["world_size"]) for e in starts),
+                "steps": [(r["rank"], r["reported"], r["num_steps"], r["first_loss"].hex(), r["last_loss"].hex()) for r in report["ranks"]],
+                "curves": [Path(f"{curve}.{rank}").read_text() for rank in range(int(nproc))],
+                "device": (report["device"], report["backend"]),
+                "verdict": (report["verdict"], report["exit_code"], codes(report)),
+                "ran": [c["code"] for c in report["checks"] if c["outcome"] == "ran" and not c["code"].startswith(("PRF", "MEM"))],
+            }
+        )
+    assert len(seen[0]["curves"][0].split()) == 48 // int(nproc)
+    for launcher, each in zip(launchers, seen, strict=True):
+        assert each == seen[0], launcher
+
+
 def test_a_project_may_have_its_own_harness_package(project: Path) -> None:
     done, reports = harness(project / "mine", "own_package.py", "-n", "2", CURVE=str(project / "own"))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -89,3 +89,18 @@ def test_the_trace_holds_no_frame_of_ours_and_every_frame_of_the_users(tmp_path:
     (failure,) = events(tmp_path, script, "failure")
     assert "harness/probe/step.py" in failure["trace"] and str(PROBE_DIR) not in failure["trace"]
     assert failure["site"]["line"] == 2
+
+
+def test_what_tempfile_removes_is_its_own(tmp_path: Path) -> None:
+    """It tries the folder for temporary files by writing one there, at the first call: under torch's imports in one run, below a line of the user's in another."""
+    script = """
+import os, tempfile
+name = tempfile.NamedTemporaryFile(dir=tempfile.gettempdir())
+name.close()
+with tempfile.TemporaryDirectory(dir="."):
+    pass
+open("mine", "w").close()
+os.remove("mine")
+"""
+    told = events(tmp_path, "import torch\n" + script, "remove")
+    assert [(e["path"], e["site"]["line"]) for e in told] == [(str(tmp_path / "mine"), 9)]

@@ -28,6 +28,7 @@ from ..arm import at_close
 from ..patching import after, before, quiet, wrap
 from ..state import S
 
+TEMPFILE = f"{os.path.dirname(os.__file__)}/tempfile.py"
 MAX = {"print": 400, "log": 400, "open": 1000, "mkdir": 200, "rename": 400, "sleep": 200, "remove": 200}
 MAX_SAME_OPEN = 40  # of one file from one line
 _counts: dict[str, int] = {}
@@ -267,10 +268,20 @@ _tree = [""]  # what rmtree was last called on: it removes the inside, and the f
 
 @quiet
 def _note_remove(full: str, how: str) -> None:
-    frame = sites.user_frame(sys._getframe(4))
-    if frame is not None and not _boring(full) and _room("remove"):
+    inner = sys._getframe(4)
+    frame = sites.user_frame(inner)
+    if frame is not None and not _boring(full) and not _by_tempfile(inner, frame) and _room("remove"):
         site = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         S.recorder.event("remove", site, path=os.path.realpath(full), how=how, exists=os.path.lexists(full), locks=_locks[0])
+
+
+def _by_tempfile(inner: Any, outer: Any) -> bool:
+    """A file of a name drawn at random, which is nobody else's: `tempfile` tries a folder by one, wherever torch first asks for it."""
+    while inner is not None and inner is not outer:
+        if inner.f_code.co_filename == TEMPFILE:
+            return True
+        inner = inner.f_back
+    return False
 
 
 def _on_rename(src: Any, dst: Any, *_: Any) -> None:
