@@ -14,11 +14,9 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from inspect import CO_OPTIMIZED
-from types import FrameType
 from typing import Any
 
-from .. import conditions, digests, entries, failures, protocol, sites
+from .. import conditions, digests, entries, failures, protocol, sites, variables
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers, queue
@@ -157,25 +155,16 @@ def _names_of(tensor: Any) -> list[str]:
     if frame is None:
         return []
     found: list[str] = []
-    variables = frame.f_locals
-    for name, value in list(variables.items())[:100]:
+    names = frame.f_locals
+    for name, value in list(names.items())[:100]:
         if type(value) is str and len(value) <= 40:
             found.append(f"{name}={value!r}")
         elif value is tensor:
             found.append(name)
         elif type(value) is dict:
             found.extend(f"{name}[{key}]" for key, entry in list(value.items())[:50] if entry is tensor)
-    _let_go(frame, variables)
+    variables.let_go(frame, names)
     return sorted(found)[:10]
-
-
-def _let_go(frame: FrameType, variables: dict[str, Any]) -> None:
-    """Before Python 3.13 a function's frame keeps the dict that reading f_locals made, and with it every tensor and graph that was in a
-    variable then. It is emptied, unless the script holds it too (four references: the frame's, our caller's, ours, the call's)."""
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(variables) <= 4:
-        code = frame.f_code
-        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
-            variables.pop(name, None)
 
 
 def _make(op: str) -> Any:

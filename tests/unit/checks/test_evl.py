@@ -9,6 +9,7 @@ import pytest
 from builder import event, recording, row, site
 
 from harness.checks.base import Check, Inconclusive
+from harness.checks.evl.best_of_one_shard import BestOfOneShard
 from harness.checks.evl.dropout_stays_on import DropoutStaysOn
 from harness.checks.evl.dropped import EvalDropsSamples
 from harness.checks.evl.everywhere import EvalOnAllRanks
@@ -29,7 +30,7 @@ from harness.probe.datasets import pack
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    CandidatesOfOneShard, EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, GatheredInShardOrder, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
+    BestOfOneShard, CandidatesOfOneShard, EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, GatheredInShardOrder, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
     StaysInEval, TotalsReducedAgain,
 ]  # fmt: skip
 
@@ -689,3 +690,41 @@ def test_a_functional_dropout_that_eval_does_not_switch_off() -> None:
     assert found.where is not None and found.where.line == 23 and "nn.Dropout2d" in found.help
     assert builder.findings(DropoutStaysOn, builder.run([recording()])) == []
 
+
+
+def saved_by(*told: tuple[str, float], s: int, line: int = 71) -> Event:
+    at = {"file": "/home/u/train.py", "line": line, "func": "fit", "text": "if loss < best:"}
+    return event("save_decided", line=line + 1, s=s, y=6, at=at, compared=[list(one) for one in told])
+
+
+def chosen(*values: float, sums: tuple[tuple[float, float], ...] = ((41.0, 49.0), (30.0, 50.0)), savers: tuple[int, ...] = (0,)) -> Run:
+    """Two ranks of 30 samples each; after epoch e rank 0 compares values[e] and saves."""
+    own: list[list[Event]] = [[], []]
+    for epoch, (first, second) in enumerate(sums):
+        for rank, part in enumerate((first, second)):
+            own[rank].append(reduced([part, 30.0], [first + second, 60.0], s=2 + 2 * epoch))
+            if rank in savers and epoch < len(values):
+                own[rank].append(saved_by(("loss", values[epoch]), ("best", 9.0), s=2 + 2 * epoch))
+    return two(*own, rows=(losses(0.5, 0.4, 0.3, 0.2, 0.1), losses(0.5, 0.4, 0.3, 0.2, 0.1)))
+
+
+def test_the_best_is_chosen_by_one_share() -> None:
+    found = said(BestOfOneShard, chosen(41 / 30, 30 / 30))
+    assert found.where and found.where.line == 71 and "`loss`" in found.message and found.ranks == (0,)
+    assert found.evidence == {"name": "loss", "value": 1.0, "saves": 2}
+    said(BestOfOneShard, chosen(41.0, 31.0, sums=((41.0, 49.0), (31.0, 50.0))))  # the sum itself
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        chosen(90 / 60, 80 / 60),  # what came out
+        chosen(41 / 30, 80 / 60),  # once by chance
+        chosen(45.0, 40.0),  # the mean over the ranks
+        chosen(0.7, 0.6),  # another number, that was not reduced
+        chosen(41 / 30, 30 / 30, sums=((41.0, 41.0), (30.0, 30.0))),  # all ranks measured the same
+        chosen(41 / 30, 30 / 30, savers=(0, 1)),  # each keeps a best file of its own
+    ],
+)
+def test_the_best_is_chosen_by_all(healthy: Run) -> None:
+    silent(BestOfOneShard, healthy)
