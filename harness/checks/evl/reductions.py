@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.model import Where
-from harness.record import Event, Run, number
+from harness.record import Event, Run, number, where_of
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,15 @@ def _together(events: list[Event]) -> Reduction | None:
     after = tuple(sum(b[i] for b in before) for i in range(len(before[0]))) if gathered else _values(events[0]["after"])
     lows = [float(e["low"]) for e in events if isinstance(e["low"], (int, float))]
     return Reduction(events, before, after, min(lows, default=0.0)) if len(after) == len(before[0]) else None
+
+
+def divided_at(run: Run, where: Where | None) -> Where | None:
+    """The division right behind the reduction, which lacks a factor; else the reduction."""
+    for _, event in run.events("reduced"):
+        if where is not None and event.where == where:
+            behind = where_of(event["result"])
+            return behind if behind is not None and behind.line - where.line <= 3 else where
+    return where
 
 
 def holders(one: Reduction) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from harness.checks.evl.losses import Epoch
 from harness.checks.evl.reductions import Reduction
 from harness.checks.evl.reports import Report, Value
 from harness.model import Finding, Severity, Where
-from harness.record import Run, where_of
+from harness.record import Run
 
 SUMMED = re.compile(r"\bsum|total|count|correct|\bnum", re.IGNORECASE)
 RATIO = re.compile(r"acc|prec|recall|f1|iou|auc|dice|top-?[15]|rate|err", re.IGNORECASE)
@@ -94,20 +94,11 @@ class MetricSumNotDivided(Check):
         line = f"line {report.where.line}" if report.where else "a line"
         return self.finding(
             f"{line} reports a sum over the ranks that was never divided: {what}",
-            where=_divided_at(run, where) or report.where,
+            where=reductions.divided_at(run, where) or report.where,
             ranks=(report.rank,),
             notes=[f"reported: {report.text[:120]}", f"divided by {run.world_size} it is {right:.6g}"],
             help="divide by `dist.get_world_size()` after the all-reduce (or reduce sums and counts, and divide those)",
         )
-
-
-def _divided_at(run: Run, where: Where | None) -> Where | None:
-    """The division right behind the reduction, which lacks a factor; else the reduction."""
-    for _, event in run.events("reduced"):
-        if where is not None and event.where == where:
-            behind = where_of(event["result"])
-            return behind if behind is not None and behind.line - where.line <= 3 else where
-    return where
 
 
 def _before(sums: list[Reduction], report: Report) -> list[Reduction]:

@@ -10,6 +10,7 @@ from builder import event, recording, row, site
 
 from harness.checks.base import Check, Inconclusive
 from harness.checks.evl.best_of_one_shard import BestOfOneShard
+from harness.checks.evl.by_own_count import SumByOwnCount
 from harness.checks.evl.dropout_stays_on import DropoutStaysOn
 from harness.checks.evl.dropped import EvalDropsSamples
 from harness.checks.evl.everywhere import EvalOnAllRanks
@@ -31,7 +32,7 @@ from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
     BestOfOneShard, CandidatesOfOneShard, EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, GatheredInShardOrder, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
-    StaysInEval, TotalsReducedAgain,
+    StaysInEval, SumByOwnCount, TotalsReducedAgain,
 ]  # fmt: skip
 
 
@@ -728,3 +729,27 @@ def test_the_best_is_chosen_by_one_share() -> None:
 )
 def test_the_best_is_chosen_by_all(healthy: Run) -> None:
     silent(BestOfOneShard, healthy)
+
+
+def divided(*lines: str, hits: tuple[tuple[float, float], ...] = ((4.0, 5.0), (6.0, 8.0))) -> Run:
+    """Two evaluations of 10 samples a rank; rank 0 says lines[n] after the n-th."""
+    own: list[list[Event]] = [[], []]
+    for n, line in enumerate(lines):
+        for rank in range(2):
+            own[rank] += trained(2 * n, 2 + 2 * n) + measured(2 * n + 1, 2 + 2 * n, rank=rank)
+            own[rank].append(reduced([hits[n][rank]], [sum(hits[n])], s=2 + 2 * n))
+        own[0].append(says(line, s=2 + 2 * n, y=6))
+    return two(*own, rows=(losses(0.5, 0.4, 0.3, 0.2), losses(0.6, 0.3, 0.3, 0.2)))
+
+
+def test_a_sum_divided_by_the_own_count() -> None:
+    found = said(SumByOwnCount, divided("accuracy 0.900", "accuracy 1.400"))
+    assert found.where and found.where.line == 55 and "1.4, where 0.7 is right" in found.message
+    assert "140, where 70 is right" in said(SumByOwnCount, divided("accuracy 90.0 %", "accuracy 140.0 %")).message
+    said(SumByOwnCount, divided("accuracy 1.400", hits=((6.0, 8.0),)))  # once is enough: no share of hits is above 1
+    silent(SumByOwnCount, divided("accuracy 0.900"))  # once may be chance
+    silent(SumByOwnCount, divided("accuracy 0.450", "accuracy 0.700"))
+    silent(SumByOwnCount, divided("accuracy 0.900", "accuracy 0.700"))
+    silent(SumByOwnCount, divided("[rank 0] 0.900", "[rank 0] 1.400"))
+    silent(SumByOwnCount, divided("accuracy 0.400", "accuracy 0.600"))  # its own: EVL102's
+    silent(SumByOwnCount, divided("correct 9.000", "correct 14.000"))
