@@ -129,6 +129,7 @@ def arm() -> None:
     _arm_hooks()
     _arm_exit()
     _arm_kills()
+    _arm_exec()
     _arm_faults()
     from .arm import at_close, on_import
 
@@ -227,6 +228,21 @@ def record_system_exit(error: SystemExit) -> None:
             record_exit(error.code, (user[-1].filename, user[-1].lineno or 0, user[-1].name), "SystemExit")
     except Exception:
         S.recorder.errors += 1
+
+
+def _arm_exec() -> None:
+    """Event "exec": file. Another program takes this process over; where it is a Python that reads PYTHONPATH, it makes a recording of its own."""
+
+    def telling(original: Any) -> Any:
+        def replaced(*args: Any, **named: Any) -> None:
+            if not S.recorder.disabled:
+                S.recorder.event("exec", sites.here(2), file=args[0] if args and isinstance(args[0], str) else "")
+            original(*args, **named)
+
+        replaced.__name__ = replaced.__qualname__ = original.__name__
+        return replaced
+
+    os.execv, os.execve = telling(os.execv), telling(os.execve)  # all others of the family come to these two
 
 
 FATAL = {1, 2, 3, 4, 6, 7, 8, 9, 11, 15, 24, 31}  # signals that end a process unless it handles them

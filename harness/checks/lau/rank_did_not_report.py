@@ -1,7 +1,8 @@
 """LAU121 rank-did-not-report: a rank was started and the probe in it never spoke.
 
 What it does
-    Counts the ranks that were started and those that wrote a recording. An error: about a silent rank nothing can be said.
+    Counts the ranks that were started and those that wrote a recording; a rank that became another program (`os.execv`) which wrote none is
+    silent too. An error: about a silent rank nothing can be said.
 
 Why it is bad
     Without a recording there is no check. "No finding" would then mean "nobody looked".
@@ -23,7 +24,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import blame
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Recording, Run
 
 STOPPED = ("interrupted", "launch-failed", "running", "fail-fast", "folder-deleted")
 
@@ -37,7 +38,7 @@ class RankDidNotReport(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         if run.live or not run.ending.started or run.ending.reason in STOPPED:
             raise NotApplicable("the run has not ended by itself")
-        silent = [rank for rank, recording in enumerate(run.ranks) if recording is None]
+        silent = [rank for rank, recording in enumerate(run.ranks) if recording is None or _taken_over(run, recording)]
         if silent:
             exits = {e.rank: e.code for e in run.ending.exits}
             said = [f"rank {rank} ended with {exits[rank]}" for rank in silent[:4] if rank in exits]
@@ -47,3 +48,8 @@ class RankDidNotReport(Check):
                 notes=said,
                 help="start the script by a plain `python` that reads PYTHONPATH (not -I, -S or -E), with the environment passed on",
             )
+
+
+def _taken_over(run: Run, recording: Recording) -> bool:
+    """Whether another program went on in its place (os.execv) and did not report: one that does bears the same pid."""
+    return bool(recording.of("exec")) and not recording.of("end") and not any(p is not recording and p.pid == recording.pid for p in run.processes)

@@ -331,3 +331,15 @@ def test_ranks_of_a_launcher_that_spawn_worlds_of_their_own(parents: tuple[int, 
     (found,) = findings(SameRankTwice, run([*mains, child(2000, parents[0]), child(2001, parents[1])]))
     assert ("two launchers" in found.message) == two_launchers
     assert found.where is not None and found.where.line == (60 if two_launchers else 25)
+
+
+def test_a_rank_that_another_program_took_over_did_not_report() -> None:
+    """os.execv into `python -I`: the first interpreter reported, what trains did not."""
+    from harness.checks.engine import judge
+
+    gone = recording([event("exec", file="/usr/bin/python", line=3)], rank=0)
+    made = run([gone, recording(rank=1)], exits=(0, 0))
+    _, found = judge(made, select=("LAU121",))
+    assert [f.ranks for f in found] == [(0,)]
+    made.processes.append(recording(rank=0, pid=gone.pid))  # it was armed again, as another recording of this pid
+    assert judge(made, select=("LAU121",))[1] == []
