@@ -25,6 +25,7 @@ from harness.checks.evl.reports import Report, Value
 from harness.checks.evl.shard_order import GatheredInShardOrder
 from harness.checks.evl.stays_in_eval import StaysInEval
 from harness.checks.evl.sum_not_divided import MetricSumNotDivided
+from harness.checks.evl.totals_kept import TotalsKept
 from harness.checks.evl.unequal_means import MeanOfUnequalMeans
 from harness.model import Finding, Severity
 from harness.probe.datasets import pack
@@ -32,7 +33,7 @@ from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
     BestOfOneShard, CandidatesOfOneShard, EvalDropsSamples, EvalOnAllRanks, EvalPaddingDuplicates, GatheredInShardOrder, MeanOfMetrics, MeanOfUnequalMeans, MetricFromOneShard, MetricSumNotDivided, NeverEvals, RankLocalDecision,
-    StaysInEval, SumByOwnCount, TotalsReducedAgain,
+    StaysInEval, SumByOwnCount, TotalsKept, TotalsReducedAgain,
 ]  # fmt: skip
 
 
@@ -753,3 +754,22 @@ def test_a_sum_divided_by_the_own_count() -> None:
     silent(SumByOwnCount, divided("[rank 0] 0.900", "[rank 0] 1.400"))
     silent(SumByOwnCount, divided("accuracy 0.400", "accuracy 0.600"))  # its own: EVL102's
     silent(SumByOwnCount, divided("correct 9.000", "correct 14.000"))
+
+
+def counted(*counts: float, trained_on: int = 16) -> Run:
+    """An evaluation of 10 samples a rank after each epoch, and a count that is reduced behind it."""
+    own: list[list[Event]] = [[], []]
+    for n, count in enumerate(counts):
+        for rank in range(2):
+            own[rank] += trained(2 * n, 2 + 2 * n, num_samples=trained_on) + measured(2 * n + 1, 2 + 2 * n, rank=rank)
+            own[rank].append(reduced([3.0, count], [6.0, 2 * count], s=2 + 2 * n))
+    return two(*own, rows=(losses(*[0.5] * 8), losses(*[0.4] * 8)))
+
+
+def test_an_evaluation_counts_on() -> None:
+    found = said(TotalsKept, counted(10, 20, 30))
+    assert found.where and found.where.line == 50 and "3 evaluations of 10 samples" in found.message and "count of 30" in found.message
+    silent(TotalsKept, counted(10, 10, 10))
+    silent(TotalsKept, counted(10, 20, 10))  # two by chance
+    silent(TotalsKept, counted(16, 32, 48))  # samples of training, that are shown with the evaluation
+    silent(TotalsKept, counted(10, 20, 30, trained_on=10))
