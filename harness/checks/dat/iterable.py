@@ -29,7 +29,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes, together
-from harness.checks.dat.not_sharded import cut_afterwards
+from harness.checks.dat.not_sharded import cut_afterwards, losses_equal
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
 from harness.record import Run, number, where_of
@@ -50,11 +50,12 @@ class IterableNotSharded(Check):
             raise NotApplicable("no training pass over an IterableDataset")
         told = [p for p in passes.few(streams) if len(_identity(p)) >= MIN_SAMPLES]
         if not told:
-            raise Inconclusive("the stream's samples could not be told apart")
+            yield from self._alike(run, streams)
+            return
         groups = passes.aligned(run, told)
         same = [g for g in groups if len({_head(g, p) for p in g}) == 1]
         if groups and len(same) == len(groups) and not cut_afterwards(run, same[0]):
-            yield self._ranks(run, same[0])
+            yield self._ranks(run, same[0], min(len(_identity(p)) for p in same[0]))
             return
         mixed = [(g, num) for g in groups if (num := _overlap(g))]
         if mixed and len(mixed) >= 0.7 * len(groups) and not cut_afterwards(run, mixed[0][0]):
@@ -64,8 +65,16 @@ class IterableNotSharded(Check):
         if repeated and len(repeated) >= len([p for p in told if number(p.opened["num_workers"]) > 1]):
             yield self._workers(repeated)
 
-    def _ranks(self, run: Run, group: list[Pass]) -> Finding:
-        num = min(len(_identity(p)) for p in group)
+    def _alike(self, run: Run, streams: list[Pass]) -> Iterable[Finding]:
+        """Samples of which many look the same, as ids do: the ranks' go alike, and so do the losses, to the last bit."""
+        groups = passes.aligned(run, [p for p in passes.few(streams) if len(set(p.rows)) >= MIN_SAMPLES])
+        lengths = [min(len(p.rows) for p in g) for g in groups]
+        same = [g for g, num in zip(groups, lengths, strict=True) if len({p.rows[:num] for p in g}) == 1]
+        if not groups or len(same) < len(groups) or not losses_equal(run):
+            raise Inconclusive("the stream's samples could not be told apart")
+        yield self._ranks(run, same[0], lengths[0])
+
+    def _ranks(self, run: Run, group: list[Pass], num: int) -> Finding:
         return self.finding(
             f"{group[0].opened['dataset']} yields the same samples on all ranks: {num} of {num} are equal",
             where=group[0].made_dataset,

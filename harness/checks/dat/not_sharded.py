@@ -85,7 +85,7 @@ class NotSharded(Check):
         same = [g for g in groups[:16] if passes.same_order(g)]
         if len(same) < len(groups[:16]) or not any(len(p.indices) > 3 for p in first) or cut_afterwards(run, first) or held_apart(groups):
             return None, False
-        if not all(p.distinct for p in first) and not _losses_equal(run):
+        if not all(p.distinct for p in first) and not losses_equal(run):
             return None, True
         found = self.finding(
             f"all ranks draw the same samples in the same order: {_count(first)} of {_count(first)} indices are equal",
@@ -186,10 +186,10 @@ def cut_afterwards(run: Run, group: list[Pass]) -> bool:
         fed, sizes = together.rows_fed(run, one.rank), one.closed["batch_sizes"] if one.closed is not None else None
         if fed and isinstance(sizes, list) and sizes and isinstance(sizes[0], int) and fed * 2 <= sizes[0]:
             return True
-    return not together.wrapped(run) and not _losses_equal(run)
+    return not together.wrapped(run) and not losses_equal(run)
 
 
-def _losses_equal(run: Run) -> bool:
+def losses_equal(run: Run) -> bool:
     """Without DDP nothing tells what the model got but the losses; where they differ, so may the data."""
     steps = [s for s in run.steps() if s.complete][:64]
     return bool(steps) and all(_same_loss(s.number("loss")) for s in steps)

@@ -12,7 +12,7 @@ import builder
 import pytest
 from builder import event, recording, row, site
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat.batch_sampler import BatchSamplerNotSharded
 from harness.checks.dat.coverage import ShardsDoNotCover
 from harness.checks.dat.epoch_not_set import EpochNotSet
@@ -470,6 +470,19 @@ def test_stream() -> None:
     silent(IterableNotSharded, two(*(stream(r, rows[r::2]) for r in range(2))))
     twice = two(*(stream(r, [v for v in rows[r::2] for _ in range(2)], num_workers=2) for r in range(2)))
     assert "2 workers" in said(IterableNotSharded, twice).message
+
+
+def test_a_stream_of_ids_that_look_the_same() -> None:
+    ids = [(7 * i * i) % 11 + 100 * (i % 2) for i in range(64)]  # 12 different ones: too few to tell samples apart
+    falls = [row(i, loss=1 / (i + 1)) for i in range(8)]
+
+    def run(second: list[int], other: list[bytes]) -> Run:
+        return two(stream(0, ids), stream(1, second), rows=(falls, other))
+
+    assert "64 of 64 are equal" in said(IterableNotSharded, run(ids, falls)).message
+    for second, other in ((ids, [row(i, loss=1.1 / (i + 1)) for i in range(8)]), (ids[1:] + ids[:1], falls)):  # a cycle of ids; equal by chance
+        with pytest.raises(Inconclusive, match="told apart"):
+            builder.findings(IterableNotSharded, run(second, other))
 
 
 def test_workers_keep_epoch() -> None:
