@@ -174,8 +174,17 @@ def _whole(recording: Recording, load: files.Load) -> bool:
 def _bare(run: Run, recording: Recording, load: files.Load) -> bool:
     """A file of this run's own without an optimizer, and an optimizer with momentum that begins anew."""
     own = _own_file(run, load) and _whole(recording, load) and set(load.groups.values()) <= {"tensor", "model", "number"}
-    keeps = own and any(goes_on.keeps_moments(e) for e in recording.of("params"))
+    keeps = own and not _other_shapes(recording, load) and any(goes_on.keeps_moments(e) for e in recording.of("params"))
     return keeps and _used(recording, load, "optimizer") and number(load.begin.step) > 0
+
+
+def _other_shapes(recording: Recording, load: files.Load) -> bool:
+    """The model that trains from here on has a tensor of the file's name in another shape: a new head, a transfer to another task."""
+    assert load.end is not None
+    inside = {protocol.clean_name(str(n).rsplit("/", 1)[-1]): s for n, s in zip(load.end["tensors"] or (), load.end["shapes"] or (), strict=False)}
+    made = [e for e in recording.of("params") if e.t_ns > load.end.t_ns]
+    pairs = ((inside.get(protocol.clean_name(str(n))), s) for e in made for n, s in zip(e["names"] or (), e["shapes"] or (), strict=False))
+    return any(stored is not None and list(stored) != list(own) for stored, own in pairs)
 
 
 def _own_file(run: Run, load: files.Load) -> bool:

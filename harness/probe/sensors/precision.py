@@ -1,7 +1,8 @@
 """Gradient clipping, GradScaler, learning-rate schedulers.
 
 Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm, accumulated
-(backwards since the gradients were zero; 0: not known), no_sync (of the last backward).
+(backwards since the gradients were zero; 0: not known), no_sync (of the last backward), nothing ("used up": an iterator that had
+been drawn to its end before; "empty": a collection without an element; "": it was given parameters, or that is not known).
 Event "unscaled" (first 24 steps): site, collectives, reduced (calls and reducing backwards
 since the last step: whether the gradients can have been averaged). Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
@@ -18,12 +19,18 @@ import sys
 import weakref
 from typing import Any
 
-from .. import marks, sites
+from .. import drained, marks, sites
 from ..patching import after, before
 from ..state import S
 from . import backward, steps
 
 _unscaled: set[int] = set()
+_nothing = [""]
+
+
+def _before_clip(*args: Any, **kwargs: Any) -> None:
+    backward.note_unclipped()
+    _nothing[0] = drained.nothing_in(args[0] if args else kwargs.get("parameters"))
 
 
 def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
@@ -37,6 +44,7 @@ def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
         "clip", sites.here(4), norm=norm, scaled=S.since.scale not in (0.0, 1.0) and not _unscaled, scale=S.since.scale,
         max_norm=float(limit) if isinstance(limit, (int, float)) else None, reduced=S.since.num_reduce, collectives=S.since.num_coll,
         accumulated=0 if S.light else backward.num_since_zero(), no_sync=S.since.last_no_sync, backwards=S.since.num_backward,
+        nothing=_nothing[0],
     )  # fmt: skip
 
 
@@ -130,7 +138,7 @@ def arm() -> None:
     import torch
 
     for name in ("clip_grad_norm_", "clip_grad_value_"):
-        before(torch.nn.utils.clip_grad, name, lambda *a, **k: backward.note_unclipped())
+        before(torch.nn.utils.clip_grad, name, _before_clip)
         if after(torch.nn.utils.clip_grad, name, _after_clip):
             setattr(torch.nn.utils, name, getattr(torch.nn.utils.clip_grad, name))
     after(torch.amp.GradScaler, "__init__", _after_scaler)

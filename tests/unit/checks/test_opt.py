@@ -502,3 +502,16 @@ def test_a_freeze_that_nobody_reads() -> None:
     assert found.where is not None and found.where.line == 37 and "`require_grad = False` freezes nothing: 4 parameters" in found.message
     assert findings(CHECKS["OPT130"], two_ranks()) == []
 
+
+@pytest.mark.parametrize(("nothing", "severity"), [
+    (("used up",) * 4, Severity.WARNING),
+    (("", "used up", "used up", "used up"), Severity.WARNING),  # the first clip drew from it
+    (("empty",) * 4, Severity.ADVICE),
+    (("",) * 4, None),
+    (("", "empty", "", "empty"), None),  # groups of parameters, one without any
+    (("", "", "", "used up"), None),
+])  # fmt: skip
+def test_a_clip_that_is_given_nothing(nothing: tuple[str, ...], severity: Severity | None) -> None:
+    told = [event("clip", line=48, norm=0.0, max_norm=1.0, nothing=n, s=s) for s, n in enumerate(nothing)]
+    found = findings(CHECKS["OPT133"], run([recording(told, [row(s) for s in range(6)])]))
+    assert [f.severity for f in found] == ([] if severity is None else [severity])
