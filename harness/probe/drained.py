@@ -11,7 +11,7 @@ DEPTH = 4  # a filter over a map over a generator
 
 
 def nothing_in(given: Any) -> str:
-    """"used up": an iterator at its end; "empty": a list, tuple, set or dict view without an element; "": neither, or not known."""
+    """ "used up": an iterator at its end; "empty": a list, tuple, set or dict view without an element; "": neither, or not known."""
     if _is_used_up(given, 0):
         return "used up"
     sized = isinstance(given, Sized) and not hasattr(type(given), "data_ptr")

@@ -20,6 +20,7 @@ _depth = [0]
 _hook: list[Any] = []
 _eval_roots: set[int] = set()
 at_eval_forward: list[Any] = []  # sensors that look at a module in eval mode that was just called
+at_switch: list[Any] = []  # sensors that are told (module, mode, site) of each train() or eval() that the script calls
 
 
 def _before_train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
@@ -28,6 +29,8 @@ def _before_train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> N
         S.recorder.event(
             "mode", frame_site, training=bool(mode), module=type(module).__name__, against=bool(mode) and _against_its_mode(module)
         )
+        for look in at_switch:
+            look(module, bool(mode), frame_site)
         _watch_eval(module, bool(mode))
 
 

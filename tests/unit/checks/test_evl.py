@@ -14,6 +14,7 @@ from harness.checks.evl.by_own_count import SumByOwnCount
 from harness.checks.evl.dropout_stays_on import DropoutStaysOn
 from harness.checks.evl.dropped import EvalDropsSamples
 from harness.checks.evl.everywhere import EvalOnAllRanks
+from harness.checks.evl.frozen_norm_moves import FrozenNormMoves
 from harness.checks.evl.local_decision import RankLocalDecision
 from harness.checks.evl.mean_of_metrics import MeanOfMetrics
 from harness.checks.evl.never_evals import NeverEvals
@@ -773,3 +774,14 @@ def test_an_evaluation_counts_on() -> None:
     silent(TotalsKept, counted(10, 20, 10))  # two by chance
     silent(TotalsKept, counted(16, 32, 48))  # samples of training, that are shown with the evaluation
     silent(TotalsKept, counted(10, 20, 30, trained_on=10))
+
+
+def test_frozen_statistics_that_an_outer_train_sets_moving() -> None:
+    def found(frozen: bool, moves: bool = True) -> list[Finding]:
+        told = event("frozen_moves", line=29, train=site(50), module="Sequential", norms=2, steps=4, frozen=frozen)
+        return builder.findings(FrozenNormMoves, builder.run([recording([event("mode", line=29, training=False), *[told] * moves])]))
+
+    (one,) = found(frozen=True)
+    assert one.where is not None and (one.where.line, one.severity) == (50, Severity.WARNING) and "line 29" in one.notes[0]
+    assert [f.severity for f in found(frozen=False)] == [Severity.ADVICE]
+    assert found(frozen=True, moves=False) == []
