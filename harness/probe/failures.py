@@ -2,7 +2,8 @@
 the failing rank tears its group down.
 
 Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause,
-offender (range of the indices in torch's embedding and losses, where one of those raised), left_behind (see attributes.py); `site` is the innermost user frame.
+offender (range of the indices in torch's embedding and losses, where one of those raised), left_behind (see attributes.py), ways (of
+a forward of DDP, see conditions.py); `site` is the innermost user frame.
 Event "exit_call": code, how; sys.exit() with anything but success (argparse ends so), a SystemExit that reached the end of the script,
 os._exit() with any code.
 Event "kill_call": pid, signal; the script sends a signal that ends a process, itself or another one.
@@ -19,7 +20,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from . import attributes, protocol, sites
+from . import attributes, conditions, protocol, sites
 from .state import S
 
 _seen: set[tuple[int, str, str]] = set()  # ids alone are used again once an exception is gone
@@ -53,6 +54,7 @@ def record(error: BaseException, tb: TracebackType | None = None, thread: str = 
             cause=_shown(cause, 500) if cause is not None else "",
             offender=_offender(tb or error.__traceback__) if isinstance(error, (IndexError, RuntimeError)) else None,
             left_behind=attributes.left_behind(str(error), tb or error.__traceback__) if isinstance(error, RuntimeError) else None,
+            ways=conditions.before(places)["ways"] if S.recorder._op == b"ddp_forward" else None,
         )
     except Exception:
         S.recorder.errors += 1

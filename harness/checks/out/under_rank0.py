@@ -1,7 +1,8 @@
 """OUT101 collective-under-rank-0: a collective is called by some ranks only, and the run hung or broke there
 
 What it does
-    Looks for the collective in which ranks wait, and whether other ranks ever came to that statement.
+    Looks for the collective in which ranks wait, and whether other ranks ever came to that statement. The forward of a model in DDP is one too: it
+    broadcasts the buffers. Where a rank stands in it under a condition on the rank, it is that forward, whatever the others wait in.
 
 Why it is bad
     A collective needs every rank. Under `if rank == 0:` the others go on to the next one, or to the end: a hang, or a closed
@@ -12,9 +13,14 @@ Wrong
         dist.barrier()
         save(model)
 
+    if rank == 0:
+        validate(ddp_model)               # with batch norm: every forward broadcasts its buffers
+
 Right
     if rank == 0: save(model)
     dist.barrier()
+
+    if rank == 0: validate(ddp_model.module)
 
 Known limits
     A broadcast whose source and receivers stand on two lines is healthy. Silent where the run ended well.
@@ -27,6 +33,8 @@ from collections.abc import Iterable, Sequence
 from harness.checks.base import Check, NotApplicable
 from harness.checks.hng import waits
 from harness.checks.lau import blame
+from harness.checks.out import lone_forward
+from harness.checks.out.lone_forward import LoneForward
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -39,6 +47,10 @@ class CollectiveUnderRank0(Check):
     explains = ("HNG*", "LAU101", "LAU102", "LAU124", "SYN122", "SYN123")
 
     def end(self, run: Run) -> Iterable[Finding]:
+        forward = lone_forward.find(run)
+        if forward is not None:
+            yield self._forward(forward, run)
+            return
         pairs = pairing.of(run)
         if run.ending.reason not in ("exited", "hang") or run.live:
             raise NotApplicable("the run was cut off: ranks may be on their way to their next collective")
@@ -58,6 +70,17 @@ class CollectiveUnderRank0(Check):
                 notes=[*past, f"collective {found.n} there", *waits.standing(run)],
                 help="call the collective on every rank: move it out of the rank-dependent branch",
             )
+
+    def _forward(self, one: LoneForward, run: Run) -> Finding:
+        some, rest = ", ".join(map(str, one.ranks)), ", ".join(map(str, one.missing))
+        does = "which broadcasts the model's buffers" if one.buffers else "which all ranks have to make together"
+        return self.finding(
+            f"the model in DistributedDataParallel is called on rank {some} only, {does}: rank {rest} never comes to this forward",
+            where=one.where,
+            ranks=one.ranks,
+            notes=[f"it stands under `{one.condition.text}` ({one.condition.place}); the forward is at {one.inner.place}", *waits.standing(run)],
+            help="call the plain model on one rank (`model.module`), or let all ranks evaluate",
+        )
 
 
 def _held_up(run: Run, missing: Sequence[int]) -> bool:

@@ -5,7 +5,8 @@ It is started before the first process group, at the first step and in processes
 Event "stacks": request, op, op_site, phase, threads {name: [site...]} innermost first: all frames of the user's code and the innermost of
 any.
 Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, stack [site...] of the main thread, inner (its innermost
-function), flushing (it is at its exit and waits until its queue is read).
+function), flushing (it is at its exit and waits until its queue is read), ways (of a forward of DDP: what decides whether it is reached, see
+conditions.py).
 Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was
 in); only while memory moves.
 Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
@@ -24,7 +25,7 @@ import threading
 import time
 from typing import Any
 
-from .. import keepers, protocol, sites
+from .. import conditions, keepers, protocol, sites
 from ..arm import at_close
 from ..patching import before
 from ..state import S
@@ -122,8 +123,12 @@ class Beat:
             frames, inner = main_stack()
             self.recorder.event(
                 "stall", frames[0] if frames else None, stalled_s=round(now - self.moved[1], 2), inner=inner,
-                stack=[sites.as_json(f) for f in frames[:8]], **({"flushing": True} if is_flushing() else {}), **self.waiting(),
+                stack=[sites.as_json(f) for f in frames[:8]], **({"flushing": True} if is_flushing() else {}), **self.waiting(), **self.branches(frames),
             )  # fmt: skip
+
+    def branches(self, frames: list[sites.Site]) -> dict[str, Any]:
+        """A forward of DDP is a collective that no call site tells of; read only where it stands still."""
+        return {"ways": conditions.before(frames)["ways"]} if self.recorder._op == b"ddp_forward" else {}
 
     def profile(self) -> None:
         self.profiled += 1
