@@ -2,7 +2,8 @@
 
 What it does
     Looks for a job of several ranks with a process group whose models are not in DDP, whose gradients differ at every step, and
-    which issues no collective large enough to carry gradients or parameters.
+    which issues no collective large enough to carry gradients or parameters. A loss that is all-reduced before its backward is named as the cause: its
+    gradient is still the rank's own.
 
 Why it is bad
     Each rank trains its own model on its own shard; only one of them is saved. The loss falls, as on a smaller data set.
@@ -29,9 +30,9 @@ from itertools import islice
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import replicas
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.probe import protocol
-from harness.record import Run
+from harness.record import Run, where_of
 from harness.steps import Step
 
 LOOKED_AT = 64  # steps
@@ -59,15 +60,32 @@ class ReplicasTrainAlone(Check):
             alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == protocol.OPT_BY_HAND)
             little = facts.hand_synced_numel < numel * max(1, parting.steps // 50 + 1) and not _round(run, numel)
             if numel and alone and parting.steps >= 2 and little:
+                loss = _reduced_loss(run, facts.grad_site(opt))
+                why = (
+                    "the loss is all-reduced before backward(), which averages no gradient"
+                    if loss
+                    else "no gradient or parameter is ever synchronised"
+                )
                 yield self.finding(
-                    f"{run.world_size} ranks train {run.world_size} separate models: no gradient or parameter is ever synchronised",
-                    where=(event.where if event else None) or facts.grad_site(opt),
+                    f"{run.world_size} ranks train {run.world_size} separate models: {why}",
+                    where=loss or (event.where if event else None) or facts.grad_site(opt),
                     ranks=run.rank_ids,
                     severity=Severity.ADVICE if _on_purpose(run, opt) else None,
                     notes=[f"gradients and parameters differ at all of {parting.steps} steps"],
-                    help="wrap the model: `model = DistributedDataParallel(model)`",
+                    help=("call backward() on the rank's own loss, all-reduce `loss.detach()` for the log only, and average the gradients: " if loss else "")
+                    + "wrap the model: `model = DistributedDataParallel(model)`",
                 )
                 return
+
+
+def _reduced_loss(run: Run, backward: Where | None) -> Where | None:
+    """Where a loss goes into a reduction before its backward, at nearly every step: the call in the function that calls backward, else the reduction."""
+    told = [e for e in run.present[0].of("coll") if e["graphed"] and e["op"] == "all_reduce" and e["numel"] == 1 and not e["inside"]]
+    if len({e.step for e in told}) < 0.9 * run.num_steps:
+        return None
+    frames = [w for f in told[0]["graphed"] if (w := where_of(f)) is not None] if isinstance(told[0]["graphed"], list) else []
+    beside = (f for f in frames if backward is not None and (f.file, f.function) == (backward.file, backward.function))
+    return next(beside, told[0].where)
 
 
 def _round(run: Run, numel: int) -> bool:

@@ -4,7 +4,8 @@ Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (nam
 (the default group), group_size (of another one), graded (of a message: after a backward, before its step), each (sizes, of a batch of
 messages), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
-one), inside (called by autograd: from a hook, or an autograd.Function's backward).
+one), inside (called by autograd: from a hook, or an autograd.Function's backward), graphed (the tensor has a graph, a loss before its backward;
+at the first call of a statement its stack [site...]).
 Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
@@ -45,7 +46,8 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     )
     since = S.since
     since.num_coll += 1
-    since.joined = since.joined or getattr(tensor, "grad_fn", None) is not None
+    graphed = getattr(tensor, "grad_fn", None) is not None
+    since.joined = since.joined or graphed
     since.coll = mix(since.coll, digests.wide(f"{op}|{numel}|{dtype}|{sites.digest(site)}".encode()))
     if not since.first_sync:
         queue.at_sync(since)
@@ -65,6 +67,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **(_of_message(op, args, kwargs) if op in protocol.POINT_TO_POINT else {}),
         **({"root": root} if op in ROOT and (root := _root(op, args, kwargs)) is not None else {}),
         **({"inside": True} if S.in_backward else {}),
+        **({"graphed": _stack_of(site)} if graphed else {}),
     )
     if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
         _told.add(site)
@@ -80,6 +83,15 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         loop.collectives += 1
 
 
+def _stack_of(site: sites.Site) -> Any:
+    """The frames of a statement's first call: a helper that averages a tensor says nothing of what it was given."""
+    if site in _stacked or len(_stacked) >= MAX_SITES:
+        return True
+    _stacked.add(site)
+    return [sites.as_json(s) for s in sites.stack(3, conditions.MAX_FRAMES)]
+
+
+_stacked: set[sites.Site] = set()
 _asked: set[sites.Site] = set()
 _told: set[sites.Site] = set()
 MAX_SITES = 64

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 import pytest
-from builder import event, findings, recording, row, run
+from builder import event, findings, recording, row, run, site
 from replica_runs import setup, two_ranks
 
 from harness.checks.base import Check, NotApplicable
@@ -230,3 +230,43 @@ def test_a_frozen_model_that_was_equal_at_first_was_moved(first: tuple[int, int]
     (found,) = findings(CHECKS["SYN115"], target(first, last))
     assert says in found.message
     assert findings(CHECKS["SYN115"], target((5, 5), (6, 6))) == []
+
+
+def headed(*, alike: bool = False, filled: bool = False, apart: bool = False, flat: bool = False, trunk: bool = False) -> Run:
+    """A trunk and two heads of one shape; each rank's batch reaches one head. `filled`: the other head is given zeros before it is reduced; `apart`: the
+    zeros are, in a statement of their own."""
+    def extra(r: int) -> list[Event]:
+        head = "0.bias" if alike or r == 0 else "1.bias"
+        told = [event("gradients", s=s, opt=0, names={"0": "0.weight", "1": head}, local={"0": [1.0 + r], "1": [2.0 + r]}, at_step={}) for s in range(4)]
+        sizes = [20] if flat else [16, 16] if trunk else [16, 4, 4] if filled or apart else [16, 4]
+        known = [True, not (filled or apart) or r == 0, r == 1]  # zeros that the loop has filled in are not known as a gradient
+        lines = [65 + 3 * (apart and not k) for k in known]
+        return told + [coll("all_reduce", line, s=s, numel=n, grad=k) for s in range(4) for n, k, line in zip(sizes, known, lines, strict=False)]
+
+    return two_ranks(ddp=False, extra=extra)
+
+
+def test_gradients_of_two_heads_that_meet_in_calls_that_fit() -> None:
+    (found,) = findings(CHECKS["SYN118"], headed())
+    assert "rank 0 gives 0.bias where rank 1 gives 1.bias" in found.message and found.where is not None and found.where.line == 65
+    for healthy in (headed(alike=True), headed(filled=True), headed(apart=True), headed(flat=True), headed(trunk=True)):
+        assert findings(CHECKS["SYN118"], healthy) == []
+
+
+def lone_loss(*, graphed: bool = True, every: int = 1, numel: int = 1, ddp: bool = False) -> Run:
+    stack = [site(28, func="average"), site(48, func="train_step")]
+
+    def extra(r: int) -> list[Event]:
+        told = [event("accumulation", site=site(50, func="train_step"), opt=0)]
+        return told + [coll("all_reduce", 28, s=s, numel=numel, **({"graphed": stack if s == 0 else True} if graphed else {})) for s in range(0, 12, every)]
+
+    return two_ranks(ddp=ddp, extra=extra, each=lambda r, s: {"grad": 5 + r, "param": 10 * s + r}, wrong={"grad": (0, 1, 2, 3), "param": (0, 1, 2, 3)})
+
+
+def test_a_loss_that_is_reduced_in_place_of_the_gradients() -> None:
+    (found,) = findings(CHECKS["SYN126"], lone_loss())
+    assert "averages no gradient" in found.message and found.where is not None and found.where.line == 48
+    for other in (lone_loss(graphed=False), lone_loss(every=6), lone_loss(numel=3)):  # a loss for the log; now and then; not a loss
+        (plain,) = findings(CHECKS["SYN126"], other)
+        assert "ever synchronised" in plain.message and plain.where is not None and plain.where.line == 22
+    assert findings(CHECKS["SYN126"], lone_loss(ddp=True)) == []
