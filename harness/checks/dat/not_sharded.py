@@ -38,6 +38,10 @@ from harness.record import Run
 
 MIN_STEPS, MAX_STEPS = 3, 512
 MAX_WITNESSED, MIN_EQUAL = 256, 8  # steps whose inputs are looked at; equal ones in a row, after others
+WEIGHTED = (
+    "draw with a generator seeded with seed + rank (and len(dataset) // world_size draws a rank), or share the weighted draws out: a sampler of your "
+    "own that takes every world_size-th of them from `rank` on; DistributedSampler alone would drop the weights"
+)
 HELP = "give the loader `sampler=DistributedSampler(dataset)` (and call `set_epoch`), or take every world_size-th sample from `rank` on"
 
 
@@ -92,7 +96,7 @@ class NotSharded(Check):
             where=first[0].made,
             ranks=run.rank_ids,
             notes=[f"{len(same)} of {len(groups[:16])} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
-            help=HELP,
+            help=WEIGHTED if first[0].opened["sampler"] == "WeightedRandomSampler" else HELP,
         )
         return found, False
 

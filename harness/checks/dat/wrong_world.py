@@ -16,12 +16,14 @@ Right
 
 Known limits
     Ranks that each hold data of their own may have a sampler for one replica: told by samples that no two ranks have in common. There, a
-    sampler for all ranks shards a second time, unless the script may have drawn the samples at random, on each rank others. Silent where
+    sampler for all ranks shards a second time, unless the script may have drawn the samples at random, on each rank others: an error where a
+    line cuts a share by rank, else a warning. Silent where
     the model is not replicated over the whole world (tensor or pipeline parallel groups have samplers of their own size).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
@@ -30,6 +32,8 @@ from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
 from harness.record import Run, number
+
+CUT = re.compile(r"\[[^\]]*\brank\b[^\]]*::?[^\]]*\]|\.shard\(|array_split\([^)]*\)\[[^\]]*\brank\b")  # `records[rank::world_size]`
 
 
 class WrongWorld(Check):
@@ -68,13 +72,17 @@ class WrongWorld(Check):
         left = first.dataset_len - first.num_samples
         if left <= 0 or not first.exhausted or _drawn_apart(run, first):
             return
+        cut = next((w for w in first.dataset_lines if CUT.search(w.text)), None)
         yield self.finding(
             f"the data is sharded twice: each rank holds other samples, and the sampler deals it only one in {run.world_size} of its own",
-            where=first.made_sampler,
+            where=cut or first.made_sampler,
             ranks=run.rank_ids,
-            notes=[f"rank {first.rank} draws {first.num_samples} of its {first.dataset_len} samples in an epoch; no two ranks share a sample"],
-            help="give the sampler num_replicas=1 and rank=0 (or a plain shuffling loader), or all records to the dataset of every rank",
-            severity=Severity.WARNING,
+            notes=[
+                *([f"this line cuts the rank's share; the sampler cuts again at {first.made_sampler.place}"] if cut and first.made_sampler else []),
+                f"rank {first.rank} draws {first.num_samples} of its {first.dataset_len} samples in an epoch; no two ranks share a sample",
+            ],
+            help="drop one of the two: all records to the dataset of every rank, or a plain shuffling loader (a sampler with num_replicas=1, rank=0)",
+            severity=self.severity if cut else Severity.WARNING,
         )
 
 

@@ -408,6 +408,36 @@ def test_sharded_twice() -> None:
     silent(SampleOrderDiffers, run)
 
 
+def rated(rank: int, far: int, *, moved: int = 0, noisy: bool = False, line: str = "records = records[rank::world]") -> list[Event]:
+    """Ratings, told apart by user and stars together: ten users have them all. `moved`: the same ones in an order of the rank's own."""
+    found: list[Event] = []
+    for epoch in range(3):
+        drawn = share((rank + epoch) % 2)
+        held = [(i + moved * rank) % 64 + far * rank for i in drawn]
+        stars = packed([7000 + k + 500 * epoch * noisy for k in held])
+        found += one_pass(epoch, drawn, rows=[i % 10 for i in held], labels=stars, made_dataset=[site(47), site(46, line)], **shuffled(rank, epoch))
+    return found
+
+
+def test_shares_told_apart_by_sample_and_label_together() -> None:
+    run = two(rated(0, 1003), rated(1, 1003))
+    found = said(WrongWorld, run)
+    assert "sharded twice" in found.message and found.severity is Severity.ERROR and found.where is not None and found.where.line == 46
+    silent(SampleOrderDiffers, run)
+    later = said(WrongWorld, two(*(rated(r, 1003, line="records = load(path[rank])") for r in range(2))))
+    assert later.severity is Severity.WARNING and later.where is not None and later.where.line == 18
+    silent(WrongWorld, two(rated(0, 0), rated(1, 0)))  # one set
+    silent(WrongWorld, two(rated(0, 0, moved=13), rated(1, 0, moved=13)))  # one set in another order: DAT110
+    said(SampleOrderDiffers, two(rated(0, 0, moved=13), rated(1, 0, moved=13)))
+    silent(WrongWorld, two(rated(0, 1003, noisy=True), rated(1, 1003, noisy=True)))  # labels drawn anew each time tell nothing
+
+
+def test_weighted_draws_keep_their_weights() -> None:
+    told = plain(sampler="WeightedRandomSampler", replacement=True)
+    assert "generator seeded with seed + rank" in said(NotSharded, two(*(one_pass(0, share(0), **told) for _ in range(2)))).help
+    assert "DistributedSampler(dataset)" in said(NotSharded, two(*(one_pass(0, share(0), **plain()) for _ in range(2)))).help
+
+
 @pytest.mark.parametrize(("drawn", "fires"), [(([2048, 64, 5], [2048, 64, 6]), False), (([9, 64, 5], [9, 64, 5]), True), (([3, 12, 5], [3, 12, 6]), True)])
 def test_toy_data_that_each_rank_made_at_random_was_not_sharded_before(drawn: tuple[list[int], ...], fires: bool) -> None:
     """The same draws on all ranks made one set, which was then cut; a few other draws made no data."""
