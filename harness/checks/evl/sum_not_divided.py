@@ -15,7 +15,7 @@ Right
 
 Known limits
     Needs the number in a printed or logged line or a TensorBoard scalar, with three digits. Sums that a line calls sum or total are
-    healthy.
+    healthy, so are those of losses that are shares of one mean: divided by the count of all ranks, or with gradients that are summed up.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from harness.checks.evl import losses, measured, reductions, reports
 from harness.checks.evl.losses import Epoch
 from harness.checks.evl.reductions import Reduction
 from harness.checks.evl.reports import Report, Value
+from harness.checks.opt import shares
+from harness.checks.syn import gradients
 from harness.model import Finding, Severity, Where
 from harness.record import Run
 
@@ -46,19 +48,19 @@ class MetricSumNotDivided(Check):
         told = [r for own in reports.all_reports(run)[:8] for r in own[:200] if reports.METRIC.search(r.text) and not SUMMED.search(r.text)]
         divided = {e.where for _, e in run.events("reduced") if e["by_ranks"]}  # a number may be the sum of two others by chance
         sums = [r for r in reductions.aligned(run) if r.kind in ("sum", "gather") and r.where not in divided]
-        epochs = losses.epochs(run)
+        epochs = [] if _are_shares(run) else losses.epochs(run)
         if not told or not (sums or epochs):
             raise NotApplicable("no metric is reduced and reported")
         for report in told:
             for value in report.values():
                 if value.digits < 3:
                     continue
-                found = self._mean_summed(run, report, value, sums, epochs) or self._epoch_summed(run, report, value, sums, epochs)
+                found = self._mean_summed(run, report, value, sums) or self._epoch_summed(run, report, value, sums, epochs)
                 if found is not None:
                     yield found
                     return
 
-    def _mean_summed(self, run: Run, report: Report, value: Value, sums: list[Reduction], epochs: list[Epoch]) -> Finding | None:
+    def _mean_summed(self, run: Run, report: Report, value: Value, sums: list[Reduction]) -> Finding | None:
         """The sum itself is reported, and what went in were means."""
         for one in _before(sums, report):
             for i, after in enumerate(one.after):
@@ -67,7 +69,7 @@ class MetricSumNotDivided(Check):
                     continue
                 if any(value.is_near(b) or value.is_near(100 * b) for b in local) or _mean_of_another(run, value, _before(sums, report), (one, i)):
                     continue
-                if _are_means(local, report, epochs, run, one):
+                if _are_means(local, report, run, one):
                     return self._found(
                         run,
                         report,
@@ -118,10 +120,23 @@ def _holds(one: Reduction, epoch: Epoch) -> bool:
     return any(abs(v - total) <= 1e-4 * abs(total) + 1e-9 or abs(v - epoch.total) <= 1e-4 * abs(epoch.total) + 1e-9 for v in one.after)
 
 
-def _are_means(local: list[float], report: Report, epochs: list[Epoch], run: Run, one: Reduction) -> bool:
+def _are_means(local: list[float], report: Report, run: Run, one: Reduction) -> bool:
     """Ratios between 0 and 1 under such a name, or losses that are known as means of this rank."""
-    if all(0 < v <= 1 for v in local) and RATIO.search(report.text):
-        return True
+    ratios = all(0 < v <= 1 for v in local) and RATIO.search(report.text) is not None
+    return not _are_losses(local, run, one) and ratios if _are_shares(run) else ratios or _are_losses(local, run, one)
+
+
+def _are_shares(run: Run) -> bool:
+    """The ranks' losses add up to the mean over all: each is divided by the count of all ranks, or bears another factor and their gradients
+    are summed up."""
+    ratios = [ratio for _, _, ratio in gradients.ratios(run)]
+    summed = len(ratios) > 1 and all(abs(r - 1) < 1e-3 for r in ratios)
+    return bool(shares.of(run)) or (summed and all(e["scaled"] for _, e in run.events("loss")))
+
+
+def _are_losses(local: list[float], run: Run, one: Reduction) -> bool:
+    """Known as means of this rank's losses."""
+    epochs = losses.epochs(run)
     steps = [one.step(r) for r in range(run.world_size)]
     for rank, value in enumerate(local):
         recording = run.ranks[rank]

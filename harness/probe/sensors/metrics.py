@@ -36,6 +36,7 @@ MAX_NUMEL, MAX_A_SITE, MAX_IN_ALL = 8, 48, 600
 MAX_CLASSED, MAX_CLASSES = 4, 4096  # gathers of a site, samples of each
 MAX_TOTALLED = 65_536  # elements: a confusion matrix of 256 classes
 _counts: dict[sites.Site, int] = {}
+at_sum: list[Any] = []  # sensors that are told of a small tensor that holds the sum over the ranks now
 _total = [0]
 _late: list[tuple[sites.Site, dict[str, Any], Any, Any]] = []  # copies on their way from a device, and the event that says they arrived
 
@@ -114,6 +115,9 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         both = torch.stack([earlier, _sums(tensor)])
     else:
         both = torch.stack([earlier.flatten(), tensor.detach().flatten()])
+        if fields["reduce"] == "sum":
+            for look in at_sum:
+                look(tensor, site, op)
     if tensor.device.type == "cpu":
         _write(site, fields, both)
         return

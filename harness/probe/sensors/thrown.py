@@ -39,7 +39,7 @@ def _weights() -> int:
     return digests.of_tensors(some[:32])[0]
 
 
-def _capturing() -> bool:
+def capturing() -> bool:
     """A CUDA graph is being captured: reading a tensor would break it."""
     import torch as untyped
 
@@ -49,7 +49,7 @@ def _capturing() -> bool:
 
 def note_backward(site: sites.Site) -> None:
     """After a backward of the first steps."""
-    if _capturing():
+    if capturing():
         _given.clear()
         return
     _given[:] = [site, S.steps, S.since.last_no_sync, _weights()] if _has_gradients() else []
@@ -58,7 +58,7 @@ def note_backward(site: sites.Site) -> None:
 
 def look(site: sites.Site) -> None:
     """Before the next one."""
-    if not _given or _given[:2] != [site, S.steps] or _capturing() or _has_gradients() or _weights() != _given[3]:
+    if not _given or _given[:2] != [site, S.steps] or capturing() or _has_gradients() or _weights() != _given[3]:
         return
     entry = _dropped.setdefault(site, [0, 0, sites.UNKNOWN])
     entry[0] += 1

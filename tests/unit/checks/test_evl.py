@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import builder
@@ -377,10 +378,10 @@ def test_never_evals() -> None:
     silent(NeverEvals, never({}, event("mode", line=48, s=2, training=True)))  # recalibration
 
 
-def summed(text: str, before: tuple[float, float], after: float) -> Run:
+def summed(text: str, before: tuple[float, float], after: float, more: Callable[[int], list[Event]] = lambda rank: []) -> Run:
     own = []
     for rank in range(2):
-        events = trained(0, 2) + measured(1, 2, rank=rank) + [reduced([before[rank]], [after], s=2)]
+        events = more(rank) + trained(0, 2) + measured(1, 2, rank=rank) + [reduced([before[rank]], [after], s=2)]
         own.append(events + ([says(text, s=2, y=6)] if rank == 0 else []))
     return two(*own, rows=(losses(0.5, 0.4), losses(0.6, 0.3)))
 
@@ -420,6 +421,32 @@ def test_epoch_loss_not_divided() -> None:
     found = said(MetricSumNotDivided, summed("train loss 0.9000", (0.9, 0.9), 1.8))
     assert "2 times the mean loss" in found.message
     silent(MetricSumNotDivided, summed("train loss 0.4500", (0.9, 0.9), 1.8))
+
+
+def trained_on_shares(rank: int, factor: float, weight: float) -> list[Event]:
+    """Losses divided by the count of all ranks and times `factor` (0: by a number that nobody reduced); gradients averaged by hand to `weight`
+    times their sum."""
+    told = [event("loss", line=41, scaled=True, reduction="sum", root=[])]
+    for s in range(5 if factor else 0):
+        told.append(event("reduced", line=36, op="all_reduce", reduce="sum", before=[16.0], after=[32.0], rows=16, at=s, s=s, at_t=s))
+        quotient = {"value": 32.0, "same": True, "above": [factor], "below": [], "mean": False}
+        told.append(event("share", line=41, s=s, made=None, quotients=[quotient], given=False, made_up=False))
+    for s in range(3):
+        synced = {"0": [3.0 * weight]}
+        told.append(event("gradients", opt=0, s=s, local={"0": [1.0 + rank]}, synced=synced, at_step=synced))
+    return told
+
+
+@pytest.mark.parametrize(("factor", "weight"), [(1.0, 0.5), (1.0, 1.0), (2.0, 0.5), (0.0, 1.0), (0.0, 0.5)])
+def test_losses_that_are_shares_of_one_mean_add_up_to_it(factor: float, weight: float) -> None:
+    """Divided by the count of all ranks, however the gradients are averaged, or gradients that are summed up."""
+    shares = factor == 1.0 or weight == 1.0
+    for text, before in (("train loss 0.9000", (0.9, 0.9)), ("loss 0.9000", (0.45, 0.45)), ("accuracy 0.8512", (0.4212, 0.43))):
+        one = summed(text, before, sum(before), lambda rank: trained_on_shares(rank, factor, weight))
+        if shares and not text.startswith("accuracy"):
+            silent(MetricSumNotDivided, one)
+        else:
+            said(MetricSumNotDivided, one)
 
 
 def averaged(sizes: tuple[int, int], *, count: bool, text: str = "accuracy 0.4600") -> Run:

@@ -1,0 +1,79 @@
+"""OPT132 divided-by-all-and-averaged: the loss is divided by a count of all ranks, and the gradients are averaged over the ranks as well
+
+What it does
+    Compares the numbers that each loss is divided by, read from its graph before the backward, with the whole numbers that the ranks summed
+    up by all_reduce before it. Where they are equal at every step on every rank, and the gradients are averaged, the mean is taken twice.
+
+Why it is bad
+    The gradient is that of the global mean, divided by the world size once more: a learning rate tuned on one process is wrong on N, and
+    clipping and weight decay are out of proportion.
+
+Wrong
+    dist.all_reduce(num_boxes)
+    loss = box_error.sum() / num_boxes            # DDP averages the gradients
+
+Right
+    dist.all_reduce(num_boxes)
+    loss = box_error.sum() * dist.get_world_size() / num_boxes
+
+Known limits
+    Judged on the first 16 steps. Silent where a factor of the number of ranks stands near the quotient, where the source divides by the number of
+    ranks before the sum, hooks gradients or multiplies the learning rate by it, and where gradients are rescaled before the step. A count that never
+    varies must be the very tensor that was reduced: a Python number of the same value may be another count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.checks.base import Check, NotApplicable
+from harness.checks.opt import shares
+from harness.checks.syn import gradients, replicas
+from harness.model import Finding, Severity
+from harness.record import Run
+
+
+class AveragedAgain(Check):
+    code = "OPT132"
+    name = "divided-by-all-and-averaged"
+    severity = Severity.WARNING
+
+    def end(self, run: Run) -> Iterable[Finding]:
+        facts = replicas.require(run)
+        found = [s for s in shares.of(run) if s.certain]
+        if not found:
+            raise NotApplicable("no loss is divided by a count of all ranks")
+        if not _averaged(run, facts):
+            return
+        first = found[0]
+        shown = ", ".join(f"{v:g}" for v in first.counts[:4])
+        yield self.finding(
+            f"the loss is divided by the count of all ranks ({shown}, ...), and the gradients are averaged over the {run.world_size} ranks again:"
+            f" they are 1/{run.world_size} of the global batch's",
+            where=first.counted or first.made or first.where,
+            ranks=run.rank_ids,
+            notes=[
+                f"at {len(first.counts)} of {len(first.counts)} backwards the loss is divided by what this all_reduce made",
+                *([f"the loss is made at line {first.made.line}"] if first.made else []),
+            ],
+            help="divide the count by `dist.get_world_size()` after the all_reduce, or multiply the loss by it",
+        )
+
+
+def _averaged(run: Run, facts: replicas.Replicas) -> bool:
+    """By DDP itself, with nothing in between, or by hand to the mean of what the backwards left."""
+    ratios = [ratio * run.world_size for _, _, ratio in gradients.ratios(run)]
+    if ratios:
+        return all(abs(r - 1) < 1e-3 for r in ratios)
+    hooked = any(True for kind in ("comm_hook", "leaf_hook") for _ in run.events(kind))
+    return facts.wrapped and facts.num_reduce > 0 and not hooked and not gradients.rescaled(run) and not _enlarged(run)
+
+
+def _enlarged(run: Run) -> bool:
+    """Some gradient is larger at the step than before the clip: a clip only shrinks."""
+    for _, event in run.events("gradients"):
+        at_step = event["at_step"] or {}
+        for key, before in (event["synced"] or {}).items():
+            if any(abs(b) > 1.001 * abs(a) + gradients.TINY for a, b in zip(before, at_step.get(key) or (), strict=False)):
+                return True
+    return False

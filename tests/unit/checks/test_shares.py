@@ -1,0 +1,103 @@
+"""OPT132 and EVL107: a loss that is a share of the mean over all ranks, averaged once more by DDP, and the healthy runs that come near."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builder import event, findings, site
+from replica_runs import two_ranks
+
+from harness.checks.opt.averaged_again import AveragedAgain
+from harness.checks.opt.shares import of
+from harness.record import Event, Run
+
+VARYING = [(5, 7), (6, 8), (9, 4), (5, 5), (8, 8), (6, 3)]
+CONSTANT = [(16, 16)] * 6
+
+
+def counted(
+    counts: list[tuple[int, int]] = VARYING,
+    *,
+    scale: float = 1.0,
+    after: float = 1.0,
+    rows: int = 16,
+    predivided: bool = False,
+    backward: dict[str, Any] | None = None,
+    more: list[Event] | None = None,
+    weight: float = 0.5,
+    ddp: bool = True,
+    **quotient: Any,
+) -> Run:
+    """Losses divided by `scale` times what the ranks summed up; a pair of counts a step."""
+
+    def told(rank: int) -> list[Event]:
+        events = [event("summed", line=36, predivided=predivided)]
+        for s, pair in enumerate(counts):
+            total = float(sum(pair)) * after
+            events.append(event("reduced", line=36, s=s, op="all_reduce", reduce="sum", before=[float(pair[rank])], after=[total], rows=rows, at=s, at_t=s))
+            bare = {"value": scale * total, "same": False, "above": [], "below": [], "mean": False} | quotient
+            events.append(event("share", line=41, s=s, **({"made": site(40), "quotients": [bare], "given": False, "made_up": False} | (backward or {}))))
+        for s in range(0 if ddp else 3):
+            events.append(event("gradients", opt=0, s=s, local={"0": [1.0 + rank]}, synced={"0": [3.0 * weight]}, at_step={"0": [3.0 * weight]}))
+        return events + (more or [])
+
+    return two_ranks(ddp=ddp, extra=told)
+
+
+def scaled_by_hand(factor: float) -> list[Event]:
+    return [event("gradients", opt=0, s=s, local={"0": [1.0]}, synced={"0": [factor]}, at_step={"0": [factor]}) for s in range(3)]
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        counted(),
+        counted(above=[1.0]),
+        counted(CONSTANT, same=True),  # that very tensor, and it counts the batch
+        counted(ddp=False),  # averaged by hand
+        counted(below=[0.125]),  # of the model's own
+    ],
+)
+def test_the_mean_is_taken_twice(faulty: Run) -> None:
+    (found,) = findings(AveragedAgain, faulty)
+    assert found.where is not None and found.where.line == 36 and "1/2" in found.message
+
+
+HEALTHY = {
+    "count divided by the ranks": counted(scale=0.5),
+    "loss times the ranks": counted(above=[2.0]),
+    "times the ranks before it is divided": counted(below=[2.0]),
+    "a weight that may hold the ranks": counted(above=[0.25]),
+    "gradients summed by hand": counted(ddp=False, weight=1.0),
+    "a hook that may sum": counted(more=[event("comm_hook", name="summed", module="__main__")]),
+    "gradients scaled by hand": counted(more=scaled_by_hand(2.0)),
+    "scaled behind the clip": counted(
+        more=[event("gradients", opt=0, s=s, local={"0": [1.0]}, synced={"0": [1.0]}, at_step={"0": [1.5]}) for s in range(3)]
+    ),
+    "a batch size that is another count's equal": counted(CONSTANT),
+    "counts of no batch": counted(CONSTANT, rows=8, same=True),
+    "divided before the sum": counted(predivided=True),
+    "halves add up": counted([(2, 3)] * 3, after=0.5),
+    "counts of one rank": counted([(n, 0) for n in range(4, 10)]),
+    "a mean": counted(mean=True),
+    "backward with a gradient": counted(backward={"given": True}),
+    "a larger learning rate": counted(backward={"made_up": True}),
+    "a collective with a gradient": counted(backward={"quotients": None}),
+    "two steps": counted(VARYING[:2]),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_comes_near(name: str) -> None:
+    assert findings(AveragedAgain, HEALTHY[name]) == []
+
+
+def test_one_backward_without_the_count() -> None:
+    odd = counted(more=[event("share", line=41, s=7, made=site(40), quotients=[], given=False, made_up=False)])
+    assert of(odd) == [] and findings(AveragedAgain, odd) == []
+
+
+def test_shares_for_other_checks() -> None:
+    assert [s.certain for s in of(counted(CONSTANT))] == [False]  # enough to say nothing, not to say something
+    assert of(counted(above=[2.0])) == [] and of(two_ranks()) == []
