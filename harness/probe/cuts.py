@@ -32,13 +32,17 @@ def any_text(text: str) -> bool:
     return len(files) <= MAX_FILES and any(text in line for name in files for line in linecache.getlines(name))
 
 
-def user_files() -> list[str]:
-    """Of the user's modules that are loaded. Packages are judged by their top alone: to touch each of the 2,500 modules that torch brings would
+def user_modules() -> list[Any]:
+    """Of the user's, loaded from files. Packages are judged by their top alone: to touch each of the 2,500 modules that torch brings would
     copy 6 MB of pages of a rank that was forked."""
     loaded = list(sys.modules)
     theirs = {top for top in {name.partition(".")[0] for name in loaded} if _may_be_users(sys.modules.get(top))}
-    names = (getattr(sys.modules.get(name), "__file__", None) for name in loaded if name.partition(".")[0] in theirs)
-    return sorted({n for n in names if isinstance(n, str) and os.path.isabs(n) and sites.is_user_file(n)})
+    modules = [sys.modules.get(name) for name in loaded if name.partition(".")[0] in theirs]
+    return [m for m in modules if isinstance(n := getattr(m, "__file__", None), str) and os.path.isabs(n) and sites.is_user_file(n)]
+
+
+def user_files() -> list[str]:
+    return sorted({str(module.__file__) for module in user_modules()})
 
 
 def _may_be_users(top: Any) -> bool:

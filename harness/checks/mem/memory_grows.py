@@ -20,7 +20,8 @@ Right
 Known limits
     Needs 50 steps; shorter runs are inconclusive. A run that ends within its first pass over the data gives advice only. Pages of mapped
     files do not count. Which line allocates is a sample (10 a second), so the place is likely, not certain; where the training loop adds
-    to one container only, that statement is named instead.
+    to one container only, that statement is named instead, and so is a `functools.lru_cache` without a bound that keeps tensors and was never
+    hit.
 """
 
 from __future__ import annotations
@@ -60,22 +61,35 @@ class MemoryGrows(Check):
         added = [
             w for e in recording.of("keepers")[-1:] if isinstance(e["statements"], list) for s in e["statements"] if (w := where_of(s))
         ]
+        caches = _caches(recording)
+        if caches:
+            added = []  # the cache grows by itself; what the loop adds to need not
         large = trend.growth >= WARN_GROWTH and trend.slope >= WARN_SLOPE
         strong = (trend.slope >= WARN_RATE or large) and _beyond_first_pass(recording)
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
-            where=added[0] if len(added) == 1 else place,
+            where=caches[0][0] if caches else added[0] if len(added) == 1 else place,
             ranks=[rank for rank, _, _ in growing],
             severity=None if strong else Severity.ADVICE,
             notes=[
                 f"rank {rank}: slope {_size(trend.slope)} +- {_size(trend.error)} a step over {recording.num_rows} rows, "
                 f"{trend.rising} of {trend.num_blocks - 1} blocks higher than the one before",
                 *([f"{share:.0%} of the growth seen by sampling was at line {place.line}"] if place is not None else []),
+                *(f"the lru_cache of `{w.function}` keeps {num} results and was never hit: tensors hash by identity" for w, num in caches),
                 *([f"the loop adds to containers at lines {', '.join(str(w.line) for w in added)}"] if len(added) > 1 else []),
             ],
-            help="look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or "
+            help="take the cache off this function, or key it by what repeats (a size, an index)"
+            if caches
+            else "look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or "
             "clear it every epoch",
         )
+
+
+def _caches(recording: Recording) -> list[tuple[Where, int]]:
+    """(cached function, results kept) of the caches that were never hit."""
+    told = [e["caches"] for e in recording.of("keepers")[-1:] if isinstance(e["caches"], list)]
+    pairs = [one for found in told for one in found if isinstance(one, list) and len(one) == 2]
+    return [(where, num) for site, num in pairs if (where := where_of(site)) is not None and isinstance(num, int)]
 
 
 def _seconds(recording: Recording) -> float:

@@ -93,6 +93,12 @@ def test_the_only_statement_that_fills_a_container_is_named() -> None:
     assert found.where and found.where.line == 44
 
 
+def test_a_cache_that_is_never_hit_is_named() -> None:
+    told = event("keepers", s=20, statements=[site(44, "history.append(x)")], caches=[[site(13, "@lru_cache"), 90], None])
+    (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s, events=(told,))]))
+    assert found.where and found.where.line == 13 and "keeps 90 results" in found.notes[-1]
+
+
 @pytest.mark.parametrize(
     "size",
     [
