@@ -214,6 +214,8 @@ class SlurmHandle:
         if attempt.is_gone(self._run_dir):
             reason = FOLDER_DELETED
         error = told.launcher_error
+        if self._stopped_at is None and reason == "exited" and told.started and state not in ("", "COMPLETED", "OUT_OF_MEMORY"):
+            error = self._who_went(state) or error
         left = told.left_behind
         if self._stopped_at is not None and not self._all_told and not known.ended:
             left = (*left, f"job {self.job_id}, of whose end neither Slurm nor its nodes have told: squeue -j {self.job_id}; scancel {self.job_id}")
@@ -222,6 +224,17 @@ class SlurmHandle:
         if not told.started and reason == "exited":
             reason = "launch-failed"
         return replace(told, reason=reason, left_behind=left, launcher_error=error, scheduler=scheduler)
+
+    def _who_went(self, state: str) -> str:
+        """Nodes whose supervisor never told how its ranks ended, in a job that did not complete: it was killed, and they went with it."""
+        account = self.follower.account
+        nodes = sorted(str(hello.get("node", agent)) for agent, hello in account.hellos.items() if agent not in account.endings)
+        if not nodes:
+            return ""
+        lost = sorted(account.pids.keys() - account.exits.keys())
+        with_it = f"; rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))} went with it" if lost else ""
+        said = "\n".join(_tail(slurm_layout.submission_dir(self._run_dir)))
+        return f"the supervisor on {', '.join(nodes)} went away without a word, and Slurm says {state}{with_it}\n{said}".strip()
 
     def _why_nothing_ran(self, state: str) -> str:
         said = self._carrier.error if isinstance(self._carrier, Step) else "\n".join(_tail(slurm_layout.submission_dir(self._run_dir)))

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import attempt
 from harness.model import Plan, RankStacks, Where
 from harness.watch import stacks
 from harness.watch.progress import Moment, Watch
+from harness.watch.pulses import Pulses
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,14 @@ class Standing:
 
 def ask(run_dir: Path, plan: Plan) -> list[Standing]:
     """One entry a process that shows itself; ranks in order."""
-    answers = {each.rank: each for each in stacks.ask(run_dir)}
-    return combine(Watch(run_dir, plan).poll().moments, answers)
+    if plan.launcher != "slurm":
+        answers = {each.rank: each for each in stacks.ask(run_dir)}
+        return combine(Watch(run_dir, plan).poll().moments, answers)
+    latest = attempt.folder_of(run_dir, attempt.newest(run_dir))
+    host = Pulses(latest)  # pids of other hosts mean nothing here
+    host.look()
+    answers = {each.rank: each for each in stacks.ask(latest, stacks.REMOTE_WAIT_S, lives=host.lives)}
+    return combine(Watch(latest, plan, host=host).poll().moments, answers)
 
 
 def combine(moments: Sequence[Moment], answers: Mapping[int, RankStacks]) -> list[Standing]:

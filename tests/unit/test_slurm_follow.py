@@ -15,6 +15,7 @@ from harness.launch import slurm, slurm_meet, slurm_shared
 from harness.launch.slurm_follow import Follower, ending_of
 from harness.launch.slurm_queue import JobState, parse_sacct, parse_scontrol
 from harness.model import Plan, Scenario, Slurm
+from harness.report import verdict
 from harness.watch.pulses import Pulses
 
 PLAN = Plan("abc", Scenario("train", "train.py"), (), 1, nodes=2, launcher="slurm", slurm=Slurm())
@@ -133,6 +134,33 @@ def test_what_slurm_ended_bears_its_word(tmp_path: Path, monkeypatch: pytest.Mon
         told = one.poll()
         assert told is not None and told.scheduler is not None
         assert (told.reason, told.scheduler.state, [e.rank for e in told.exits]) == (reason, state, [0])
+
+
+def test_a_node_whose_supervisor_was_killed_is_named_and_its_ranks_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm says FAILED, and no rank failed by itself as far as anybody told: never a good end."""
+    monkeypatch.setattr(slurm, "LATE_S", 0.0)
+    attempt.make(tmp_path, 0)
+    tell(tmp_path, 0, hello(0), rank(0), ending(ended(0, -15, True), reason="slurm"))
+    tell(tmp_path, 1, hello(1), rank(1))
+    one, _ = handle(tmp_path, JobState("FAILED", "NonZeroExitCode", nodes="n[1-2]"))
+    one.poll()
+    told = one.poll()
+    assert told is not None and told.reason == "exited"
+    assert told.launcher_error == "the supervisor on n2 went away without a word, and Slurm says FAILED; rank 1 went with it"
+    assert verdict.failed(told)
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "OUT_OF_MEMORY"])
+def test_a_job_that_completed_or_has_a_finding_of_its_own_has_no_lost_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str) -> None:
+    """A node whose last words a full disk swallowed ended well, says Slurm."""
+    monkeypatch.setattr(slurm, "LATE_S", 0.0)
+    attempt.make(tmp_path, 0)
+    tell(tmp_path, 0, hello(0), rank(0), ending(ended(0)))
+    tell(tmp_path, 1, hello(1), rank(1))
+    one, _ = handle(tmp_path, JobState(state, nodes="n[1-2]"))
+    one.poll()
+    told = one.poll()
+    assert told is not None and told.launcher_error == ""
 
 
 def test_an_earlier_attempt_is_forgotten(tmp_path: Path) -> None:

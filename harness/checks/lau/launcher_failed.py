@@ -1,8 +1,8 @@
 """LAU126 launcher-failed: the launcher ended in mid-run, and the ranks with it.
 
 What it does
-    The process that starts and watches the ranks (torchrun's agent, or our supervisor) was killed or failed while they ran. An error: the
-    training did not finish, and no rank is to blame.
+    The process that starts and watches the ranks (torchrun's agent, or our supervisor, also on a node of a Slurm job) was killed or failed while
+    they ran. An error: the training did not finish, and no rank is to blame; ranks that then lost their peers are victims.
 
 Why it is bad
     The ranks are torn down with it; their own output ends in mid-sentence or speaks of a signal, and the search begins in the script.
@@ -33,13 +33,14 @@ class LauncherFailed(Check):
     name = "launcher-failed"
     severity = Severity.ERROR
     substantial = False
-    explains = ("LAU122", "HNG*")
+    explains = ("LAU101", "LAU102", "LAU122", "HNG*")
 
     def end(self, run: Run) -> Iterable[Finding]:
         if run.live or not run.ending.started:
             raise NotApplicable("no run of a launcher has ended")
         error = run.ending.launcher_error
-        if run.ending.reason != "exited" or not error or blame.culprit(run) is not None:
+        first_fall = blame.culprit(run)
+        if run.ending.reason != "exited" or not error or (first_fall is not None and not first_fall.victim):
             return
         first, *rest = error.splitlines()
         torn = sorted(e.rank for e in run.ending.exits if e.by_us)

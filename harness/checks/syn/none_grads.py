@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.lau import blame
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run, number
@@ -46,6 +47,8 @@ class NoneGradAsymmetric(Check):
             raise NotApplicable("no hand-written gradient sync")
         if pairing.lone(run, pairing.of(run)) is not None:
             return  # another collective, on some ranks only, broke the pairing: the gradients merely follow
+        if died_on_its_way(run):
+            return
         steps = {rank: Counter(e.step for e in c) for rank, c in columns.items()}
         reached = min(r.num_steps for r in run.present)
         failed = any(e.code for e in run.ending.exits) or run.ending.reason == "hang"
@@ -133,6 +136,13 @@ def _sizes(recording: Recording | None, told: Event) -> dict[str, int]:
 
 def _called(recording: Recording | None, step: int) -> list[Event]:
     return [e for e in recording.of("coll") if e.step == step and e["world"] is not False] if recording is not None else []
+
+
+def died_on_its_way(run: Run) -> bool:
+    """Whether a rank was killed, or left, between two calls: those that are missing behind it are no skipped gradients. What it says of a
+    missing gradient itself is none of that."""
+    fall = blame.culprit(run)
+    return blame.fell_alone(run) and fall is not None and not (fall.event is not None and "NoneType" in fall.headline)
 
 
 def _meet(run: Run, step: int) -> bool:

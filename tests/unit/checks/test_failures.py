@@ -119,6 +119,13 @@ def test_a_dead_launcher_is_named_where_no_rank_is_to_blame() -> None:
     assert found[0].notes == ("ranks 0-1 were ended with it", "last words")
 
 
+def test_ranks_that_lost_their_peers_with_the_launcher_are_victims() -> None:
+    lost = event("failure", line=5, type="RuntimeError", message="Connection closed by peer [10.0.0.2]:4711", op="all_reduce", trace="")
+    made = run([recording([lost], rank=0), recording(rank=1)], exits=(1, 0))
+    made = with_ending(made, exits=made.ending.exits[:1], launcher_error="the supervisor on n2 went away without a word; rank 1 went with it")
+    assert codes(judge(made, select=("LAU",))[1]) == ["LAU126"]
+
+
 def test_a_launcher_that_only_passes_on_a_failure_is_not_named() -> None:
     failed = event("failure", line=5, type="ValueError", message="bad")
     made = with_ending(run([recording([failed], rank=0)], exits=(1,)), launcher_error="the launcher ended with exit code 1")

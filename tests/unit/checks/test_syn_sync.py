@@ -68,6 +68,14 @@ def test_a_reduction_is_a_skipped_gradient_only_where_the_ranks_collectives_do_n
     assert len(findings(CHECKS["SYN118"], counted(([(16, True), (80, True)], [(80, True)])))) == 1
 
 
+def test_a_rank_that_was_killed_between_two_reductions_skipped_no_gradient() -> None:
+    """It is the last step that is short, and its own end is the cause."""
+    short = ([(16, True), (80, True)], [(16, True)])
+    for code in (-9, 7):
+        assert findings(CHECKS["SYN118"], counted(short, exits=(1, code), logs={0: "RuntimeError: Connection closed by peer"})) == []
+    assert len(findings(CHECKS["SYN118"], counted(short, exits=(-6, 0)))) == 1  # gloo aborts where the sizes do not fit
+
+
 def local_sgd(*, steps: int = 48, start: int = 12, period: int | None = 4, warmup: int = 12, average: str = "", hook: bool = True, **ending: Any) -> Run:
     """Parameters differ from `start` on; the averager's own calls, a reduction of every parameter, or none."""
     def extra(r: int) -> list[Event]:
