@@ -151,13 +151,18 @@ class Look:
             self.reason = "interrupted"
         elif self._out_of_time(now):
             self._stacks = self._ask_for_stacks()
-            self.reason = "timeout"
+            self.reason = self._at_the_limit()
         elif now >= self._next_watch:
             self._next_watch = now + WATCH_EVERY_S
             self._look_at_progress(now)
         if self.reason is None and now >= self._next_suspects and not self.quiet:
             self._look_for_suspects()
         return self.reason is not None
+
+    def _at_the_limit(self) -> str:
+        """A run that was called hung (--on-hang dump), and has not moved since, hangs: the limit is only what ended it."""
+        self._hang_after_s = self._watch.silent_s() if self._dumped else 0.0
+        return "hang" if self._hang_after_s else "timeout"
 
     def _out_of_time(self, now: float) -> bool:
         """The wall limit is the script's: it counts from the first rank, not from the start of the servers that preload torch for it."""

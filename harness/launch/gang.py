@@ -261,9 +261,10 @@ class Gang:
         new = {name: inode for name, inode in shm.segments().items() if name not in self._segments}
         pids = {*self._seen, *(state.pid for state in self.account.ranks.values())}
         killed = self._killed_at is not None or any(state.code != 0 for state in self.account.ranks.values())
+        noted = shm.noted(Path(self.job.run_dir)) if new else set()
         left: list[str] = []
         for name in sorted(new.keys() - shm.in_use(set(new))) if new else ():
-            if not (name in self._mapped or shm.made_by(name, pids)):
+            if not (name in self._mapped or shm.made_by(name, pids) or (name, new[name]) in noted):
                 continue
             if not shm.remove(name, new[name]):
                 left.append(f"/dev/shm/{name} was left behind and cannot be removed")

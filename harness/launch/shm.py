@@ -1,7 +1,7 @@
 """Segments in /dev/shm: which ones a run made, and which of them it left behind.
 
-A name proves nothing but torch's (`torch_<pid>_...`); the others (`psm_*`, `sem.*`) count as ours if one of our processes had them mapped,
-which is looked up now and then, and before a gang is killed. A segment that is merely new may be another job's: it is none of our business.
+A name proves nothing but torch's (`torch_<pid>_...`); the others (`psm_*`, `sem.*`) count as ours if a rank noted that it made them, by inode, or if
+one of our processes had them mapped, which is looked up now and then, and before a gang is killed. A segment that is merely new may be another job's: it is none of our business.
 """
 
 # ruff: noqa: PTH108, PTH116, PTH208
@@ -13,8 +13,12 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
+
+from harness.probe import protocol
 
 SHM = "/dev/shm"
+MAX_NOTE_BYTES = 65_536
 _TORCH = re.compile(r"torch_(\d+)_")
 
 
@@ -43,6 +47,20 @@ def made_by(name: str, pids: Iterable[int]) -> bool:
     """Whether torch named it after one of these processes."""
     match = _TORCH.match(name)
     return match is not None and match.group(1) in {str(pid) for pid in pids}
+
+
+def noted(run_dir: Path) -> set[tuple[str, int]]:
+    """(name, inode) of what the run's processes say that they made. A note may be forged: it counts only with the very inode that is there."""
+    found: set[tuple[str, int]] = set()
+    for path in (run_dir / protocol.REC_DIR).glob(f"*{protocol.SEGMENTS_SUFFIX}"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                lines = os.pread(descriptor, MAX_NOTE_BYTES, 0).decode("utf-8", "surrogateescape").splitlines()
+            finally:
+                os.close(descriptor)
+            found |= {(name, int(inode)) for inode, _, name in (line.partition(" ") for line in lines) if inode.isdecimal() and name}
+    return found
 
 
 def in_use(names: set[str]) -> set[str]:

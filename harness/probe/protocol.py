@@ -7,6 +7,7 @@ most the last one; a torn tail is legal and readers drop it:
     <stem>.rows     fixed-width step rows (ROW below) after an 8 byte magic
     <stem>.params   per-parameter digests of a kept step (DETAIL below) after an 8 byte magic
     <stem>.status   one page, rewritten in place: what the process does right now (STATUS below)
+    <stem>.shm      "inode name" a line: shared memory that the process made by name
 
 `stem` is `<node_rank>-<pid>-<start time in clock ticks>`: unique on one host even when pids wrap.
 """
@@ -38,6 +39,8 @@ PLAN_FILE = "plan.json"
 REPORT_FILE = "report.json"
 SUPERVISOR_FILE = "supervisor.jsonl"  # the supervisor's own events: started, exit, sweep, ...
 STACKS_REQUEST = "stacks.request"  # its content is a request number; a rank answers with a "stacks" event bearing it
+
+SEGMENTS_SUFFIX = ".shm"
 
 ROWS_MAGIC = b"HNSROW\x02\n"
 PARAMS_MAGIC = b"HNSPAR\x01\n"

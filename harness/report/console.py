@@ -189,6 +189,21 @@ def _missed_lines(verdict: Verdict) -> list[str]:
     return [f"{'probe':12}failed {probe['num_errors']} times at least, so checks may have missed things; first in {gist(str(probe['first_error']), 200)}"]
 
 
+def _left_lines(run: Run) -> list[str]:
+    """What was looked for behind the last rank, and what was found there: said after every run, also a good one."""
+    ending = run.ending
+    if run.live or not ending.started:
+        return []
+    untold = sorted(set(range(run.world_size)) - {e.rank for e in ending.exits})
+    if ending.left_behind:
+        said = one_line("; ".join(ending.left_behind), 300)
+    elif untold:
+        said = f"not known: nobody told of the end of {ranks_phrase(untold)}"
+    else:
+        said = "nothing: no process, port or shared memory of this run"
+    return [f"{'left behind':12}{said}"]
+
+
 # ---- what was not judged
 
 
@@ -330,7 +345,7 @@ def render(run: Run, verdict: Verdict, folder: Path, cwd: str, style: Style) -> 
     if run.num_steps:
         blocks.append(table_lines(figures.table(run), style))
     shown = shown_path(str(folder), cwd)
-    last = [facts_line(run), *summary_lines(verdict, run), *_missed_lines(verdict)]
+    last = [facts_line(run), *summary_lines(verdict, run), *_left_lines(run), *_missed_lines(verdict)]
     blocks.append(last)
     blocks.append(not_judged_lines(verdict, style))
     blocks.append([

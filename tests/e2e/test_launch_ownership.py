@@ -210,3 +210,23 @@ def test_what_cannot_be_launched(supervisor: Supervisor, folder: Path) -> None:
     ending = supervisor.run(plan, folder / "run").wait(20.0)
     assert ending is not None and (ending.reason, ending.started) == ("launch-failed", False)
     assert "no-python" in ending.launcher_error
+
+
+LEAVES = """
+import torch
+from multiprocessing import resource_tracker, shared_memory
+memory = shared_memory.SharedMemory(create=True, size=4096)
+resource_tracker.unregister(memory._name, "shared_memory")
+memory.close()
+open("name", "w").write(memory.name)
+"""
+
+
+def test_shared_memory_that_a_short_run_leaves_is_named_and_removed(supervisor: Supervisor, tmp_path: Path) -> None:
+    """It is mapped for a moment only, so no look of the supervisor's meets it: the rank notes that it made it."""
+    (tmp_path / "train.py").write_text(LEAVES)
+    plan = Plan(f"leaves-{os.getpid()}", Scenario("x", "train.py"), (), 1, cwd=str(tmp_path))
+    ending = supervisor.run(plan, tmp_path / "run").wait(120.0)
+    name = (tmp_path / "name").read_text()
+    assert ending is not None and ending.left_behind == (f"/dev/shm/{name} was left behind and has been removed",)
+    assert not Path(f"/dev/shm/{name}").exists()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -77,3 +78,11 @@ def test_a_segment_is_ours_by_name_or_by_mapping_and_removed_by_inode() -> None:
 
         resource_tracker.unregister(f"/{memory.name}", "shared_memory")
     assert shm.made_by("torch_123_456_0", [123]) and not shm.made_by("torch_123_456_0", [12]) and not shm.made_by("psm_123", [123])
+
+
+def test_what_a_rank_noted_is_its_own_by_the_very_inode(tmp_path: Path) -> None:
+    (tmp_path / "rec").mkdir()
+    (tmp_path / "rec" / "0-5-9.shm").write_bytes(b"41 psm_a\nx psm_b\n42 sem.of mine\n\n43\n")
+    (tmp_path / "rec" / "0-6-9.shm").symlink_to(tmp_path / "rec" / "0-5-9.shm")
+    assert shm.noted(tmp_path) == {("psm_a", 41), ("sem.of mine", 42)}
+    assert shm.noted(tmp_path / "nowhere") == set()

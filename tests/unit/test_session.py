@@ -181,6 +181,16 @@ def test_on_hang_dump_tells_and_lets_the_run_go_on(tmp_path: Path) -> None:
     assert json.loads(dump.read_text())["hang_after_s"] == 20.0
 
 
+def test_a_dumped_hang_that_lasts_until_the_wall_limit_is_a_hang(tmp_path: Path) -> None:
+    class Hung(FakeWatch):
+        silent = 20.0
+
+    desk = Desk(tmp_path, watch=Hung, polls=10**9)
+    result = desk.run(on_hang="dump", plan={"timeout_s": 0.3})
+    assert desk.supervisor.handle is not None and desk.supervisor.handle.stopped == "hang"
+    assert (result.verdict.ending.reason, result.verdict.ending.hang_after_s, result.verdict.exit_code) == ("hang", 20.0, 1)
+
+
 def test_what_is_looked_at_while_torch_loads_is_looked_at_once(tmp_path: Path) -> None:
     calls: list[int] = []
     with_ranks = Desk(tmp_path, polls=5)

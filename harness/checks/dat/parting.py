@@ -10,6 +10,7 @@ from typing import Any
 from harness import frames
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
+from harness.checks.hng import waits
 from harness.checks.lau import blame
 from harness.model import Where
 from harness.probe import protocol
@@ -129,7 +130,8 @@ def _by_steps(run: Run) -> Parting | None:
     if not all(ranges):
         return None
     inside = {rank: _inside(run, rank, ranges[i][:1]) for i, rank in enumerate(run.rank_ids)}
-    left = tuple(r for r, v in inside.items() if v is False and not _failed_before_the_others(run, r))
+    stuck = waits.stuck_alone(run)  # the others may have come back to the loop for the next epoch, and wait there
+    left = tuple(r for r, v in inside.items() if v is False and r not in stuck and not _failed_before_the_others(run, r))
     stayed = tuple(r for r, v in inside.items() if v is True)
     if not left or not stayed:
         return None

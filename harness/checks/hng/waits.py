@@ -119,6 +119,11 @@ def waits(run: Run) -> list[Wait]:
     return found
 
 
+def stuck_alone(run: Run) -> set[int]:
+    """Ranks that hang in code of their own: what the others did meanwhile, and these did not, is no cause but follows."""
+    return {wait.rank for wait in waits(run) if wait.op in LOCAL} if run.ending.reason == "hang" else set()
+
+
 @dataclass(frozen=True)
 class Worker:
     """A process that the script made itself, at the standstill."""

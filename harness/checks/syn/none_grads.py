@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.hng import waits
 from harness.checks.lau import blame
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity, Where
@@ -62,6 +63,8 @@ class NoneGradAsymmetric(Check):
                 return
             if len(set(counts.values())) > 1 and (failed or not paired) and not _meet(run, step):
                 fewest = min(counts, key=lambda r: counts[r])
+                if fewest in waits.stuck_alone(run):
+                    return
                 yield self.finding(
                     f"rank {fewest} synchronises {counts[fewest]} gradients at step {step}, the others up to {max(counts.values())}",
                     where=columns[max(counts, key=lambda r: counts[r])][0].where,

@@ -6,6 +6,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import builder
@@ -31,7 +32,7 @@ from harness.checks.dat.uneven import UnevenInputs
 from harness.checks.dat.worker_rng import WorkerRngIdentical
 from harness.checks.dat.workers_keep_epoch import WorkersKeepEpoch
 from harness.checks.dat.wrong_world import WrongWorld
-from harness.model import Finding, Severity
+from harness.model import Finding, RankStacks, Severity, Where
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
@@ -649,6 +650,24 @@ def test_uneven_inputs() -> None:
     silent(UnevenInputs, two(*joined, rows=(rows, rows), exits=(-9, -9), reason="hang"))
     early = uneven(planned=5, complete=False)
     silent(UnevenInputs, two(*early, rows=(rows, rows), exits=(-9, -9), reason="hang"))  # it left by itself: EVL103
+
+
+def test_a_rank_that_hangs_between_two_epochs_had_no_fewer_batches() -> None:
+    """Without a loader of torch's, the loop is known by its lines: the other rank has come back to it for the next epoch."""
+
+    def hung(op: str) -> Run:
+        frames = (RankStacks(0, {"MainThread": (Where("/home/u/train.py", 45, "main"),)}), RankStacks(1, {"MainThread": (Where("/home/u/train.py", 50, "main"),)}))
+        own = [
+            recording([loop_event(of="step"), event("stall", phase="train", op=call, site=site(line), stack=[site(line)])],
+                      [row(i) for i in range(3)], rank=rank)
+            for rank, (call, line) in enumerate((("all_reduce", 45), (op, 50)))
+        ]  # fmt: skip
+        made = builder.run(own, exits=(-9, -9), reason="hang")
+        made.ending = replace(made.ending, stacks=frames)
+        return made
+
+    said(UnevenInputs, hung("barrier"))
+    silent(UnevenInputs, hung(""))
 
 
 def test_local_epochs_of_unequal_length_wait_for_nobody() -> None:

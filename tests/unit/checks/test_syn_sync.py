@@ -75,6 +75,17 @@ def test_a_rank_that_was_killed_between_two_reductions_skipped_no_gradient() -> 
         assert findings(CHECKS["SYN118"], counted(short, exits=(1, code), logs={0: "RuntimeError: Connection closed by peer"})) == []
     assert len(findings(CHECKS["SYN118"], counted(short, exits=(-6, 0)))) == 1  # gloo aborts where the sizes do not fit
 
+    def hung(op: str) -> Run:
+        def told(rank: int) -> list[Event]:
+            call, line = ("all_reduce", 43) if rank == 0 else (op, 50)
+            stall = event("stall", t=1 << 60, phase="train", op=call, site=site(line), stack=[site(line)])
+            return [*(coll("all_reduce", 43, s=1, numel=n, grad=g) for n, g in short[rank]), stall]
+
+        return two_ranks(ddp=False, extra=told, exits=(-9, -9), reason="hang")
+
+    assert findings(CHECKS["SYN118"], hung("")) == []  # it is stuck in code of its own
+    assert len(findings(CHECKS["SYN118"], hung("barrier"))) == 1
+
 
 def local_sgd(*, steps: int = 48, start: int = 12, period: int | None = 4, warmup: int = 12, average: str = "", hook: bool = True, **ending: Any) -> Run:
     """Parameters differ from `start` on; the averager's own calls, a reduction of every parameter, or none."""
