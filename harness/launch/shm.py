@@ -1,7 +1,8 @@
 """Segments in /dev/shm: which ones a run made, and which of them it left behind.
 
-A name proves nothing but torch's (`torch_<pid>_...`); the others (`psm_*`, `sem.*`) count as ours if a rank noted that it made them, by inode, or if
-one of our processes had them mapped, which is looked up now and then, and before a gang is killed. A segment that is merely new may be another job's: it is none of our business.
+A name proves nothing but torch's (`torch_<pid>_...`); the others (`psm_*`, `sem.*`) count as ours if a rank noted that it made them, by inode, or
+if one of our processes had them mapped, which is looked up now and then, and before a gang is killed. A segment that is merely new may be
+another job's: it is none of our business.
 """
 
 # ruff: noqa: PTH108, PTH116, PTH208

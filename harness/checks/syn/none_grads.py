@@ -48,10 +48,8 @@ class NoneGradAsymmetric(Check):
             raise NotApplicable("no hand-written gradient sync")
         if pairing.lone(run, pairing.of(run)) is not None:
             return  # another collective, on some ranks only, broke the pairing: the gradients merely follow
-        if died_on_its_way(run):
-            return
         steps = {rank: Counter(e.step for e in c) for rank, c in columns.items()}
-        reached = min(r.num_steps for r in run.present)
+        reached = min(r.num_steps for r in run.present) - died_on_its_way(run)
         failed = any(e.code for e in run.ending.exits) or run.ending.reason == "hang"
         for step in sorted({s for counter in steps.values() for s in counter if s <= reached}):
             counts = {rank: s[step] for rank, s in steps.items()}
@@ -142,7 +140,7 @@ def _called(recording: Recording | None, step: int) -> list[Event]:
 
 
 def died_on_its_way(run: Run) -> bool:
-    """Whether a rank was killed, or left, between two calls: those that are missing behind it are no skipped gradients. What it says of a
+    """Whether a rank was killed, or left, between two calls: those that its last step lacks are no skipped gradients. What it says of a
     missing gradient itself is none of that."""
     fall = blame.culprit(run)
     return blame.fell_alone(run) and fall is not None and not (fall.event is not None and "NoneType" in fall.headline)

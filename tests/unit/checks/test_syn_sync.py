@@ -69,22 +69,24 @@ def test_a_reduction_is_a_skipped_gradient_only_where_the_ranks_collectives_do_n
 
 
 def test_a_rank_that_was_killed_between_two_reductions_skipped_no_gradient() -> None:
-    """It is the last step that is short, and its own end is the cause."""
-    short = ([(16, True), (80, True)], [(16, True)])
-    for code in (-9, 7):
-        assert findings(CHECKS["SYN118"], counted(short, exits=(1, code), logs={0: "RuntimeError: Connection closed by peer"})) == []
-    assert len(findings(CHECKS["SYN118"], counted(short, exits=(-6, 0)))) == 1  # gloo aborts where the sizes do not fit
+    """It is the last step that is short, and its own end is the cause; what lies before that is judged."""
 
-    def hung(op: str) -> Run:
+    def broken(at: int, op: str = "barrier", **ending: Any) -> Run:
         def told(rank: int) -> list[Event]:
             call, line = ("all_reduce", 43) if rank == 0 else (op, 50)
             stall = event("stall", t=1 << 60, phase="train", op=call, site=site(line), stack=[site(line)])
-            return [*(coll("all_reduce", 43, s=1, numel=n, grad=g) for n, g in short[rank]), stall]
+            return [*(coll("all_reduce", 43, s=at, numel=n, grad=True) for n in ((16, 80), (16,))[rank]), stall]
 
-        return two_ranks(ddp=False, extra=told, exits=(-9, -9), reason="hang")
+        return two_ranks(ddp=False, extra=told, **ending)
 
-    assert findings(CHECKS["SYN118"], hung("")) == []  # it is stuck in code of its own
-    assert len(findings(CHECKS["SYN118"], hung("barrier"))) == 1
+    for code in (-9, 7):
+        ended = {"exits": (1, code), "logs": {0: "RuntimeError: Connection closed by peer"}}
+        assert [len(findings(CHECKS["SYN118"], broken(at, **ended))) for at in (12, 11)] == [0, 1]
+    assert len(findings(CHECKS["SYN118"], broken(12, exits=(-6, 0)))) == 1  # gloo aborts where the sizes do not fit
+    hung: dict[str, Any] = {"exits": (-9, -9), "reason": "hang"}
+    assert findings(CHECKS["SYN118"], broken(12, "", **hung)) == []  # it is stuck in code of its own
+    assert len(findings(CHECKS["SYN118"], broken(12, "barrier", **hung))) == 1
+
 
 
 def local_sgd(*, steps: int = 48, start: int = 12, period: int | None = 4, warmup: int = 12, average: str = "", hook: bool = True, **ending: Any) -> Run:
