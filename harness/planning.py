@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.dataroot import check_data_root
 from harness.errors import UsageError, did_you_mean
+from harness.fixedport import check_fixed_port
 from harness.model import Plan, Scenario, Slurm
 from harness.settings import Settings, site_profiles
 
@@ -50,6 +51,8 @@ def make_job(scenario: Scenario, settings: Settings, script_args: Sequence[str],
     _check_gpus(settings, nproc, environ)
     ours = _mapped_arguments(scenario, settings, cwd)
     _check_data(scenario, settings, script_args, cwd)
+    if settings["launcher"] != "slurm":  # there the ports are other hosts'
+        check_fixed_port(cwd / scenario.path)
     plan = Plan(
         run_id=secrets.token_hex(8),
         scenario=scenario,
