@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.frames import is_ours
-from harness.model import Finding
+from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.record import Event, Run
 from harness.report.text import clean, one_line
@@ -28,7 +28,7 @@ def first_failure(run: Run, findings: Sequence[Finding]) -> tuple[int, Event] | 
 
 
 def _named(findings: Sequence[Finding]) -> set[int]:
-    return {rank for f in findings if f.code.startswith("LAU") for rank in f.ranks[:1]}
+    return {rank for f in findings if f.code.startswith("LAU") and f.severity is Severity.ERROR for rank in f.ranks[:1]}
 
 
 def failure_lines(run: Run, findings: Sequence[Finding]) -> list[str]:

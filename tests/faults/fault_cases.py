@@ -43,6 +43,32 @@ def hang(name: str, when: str, what: str, codes: tuple[str, ...], **more: object
 
 
 BOTH = "True"
+# gradients averaged by hand, in a loop over steps below one over epochs; WHAT between two reductions, BETWEEN behind an epoch
+BY_HAND = TEMPLATE.split("model = ")[0] + """
+model, generator = nn.Linear(8, 1), torch.Generator().manual_seed(RANK)
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+def train(epoch):
+    for step in range(4):
+        opt.zero_grad()
+        model(torch.randn(16, 8, generator=generator)).pow(2).mean().backward()
+        for number, parameter in enumerate(model.parameters()):
+            if number == 1 and (epoch, step) == (1, 2) and RANK == 1:
+                WHAT
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+        opt.step()
+for epoch in range(3):
+    train(epoch)
+    if epoch == 1 and RANK == 1:
+        BETWEEN
+dist.destroy_process_group()
+"""
+
+
+def by_hand(what: str = "pass", between: str = "pass") -> str:
+    return BY_HAND.replace("WHAT", what.replace("\n", "\n" + " " * 16)).replace("BETWEEN", between.replace("\n", "\n" + " " * 8))
+
+
 DEATHS = (
     # ---- exceptions, at every moment
     Case("raise_at_start", "start", "raise ValueError('no config')  # culprit", ("LAU101",)),
@@ -109,6 +135,8 @@ DEATHS = (
     Case("sigkill_in_evaluation", "evaluation", "os.kill(os.getpid(), signal.SIGKILL)  # culprit", ("LAU102",)),
     Case("sigkill_while_saving", "saving", "os.kill(os.getpid(), signal.SIGKILL)  # culprit", ("LAU102",), guard="RANK == 0", ranks=(0,)),
     Case("sigkill_at_start", "start", "os.kill(os.getpid(), signal.SIGKILL)  # culprit", ("LAU102",)),
+    Case("sigkill_between_reductions_by_hand", "", by_hand("here()\nos.kill(os.getpid(), signal.SIGKILL)  # culprit"), ("LAU102",)),
+    Case("os_exit_between_reductions_by_hand", "", by_hand("here()\nos._exit(7)  # culprit"), ("LAU101",)),
     Case("sigkill_from_outside", "step", WAIT, ("LAU102",), outside="kill rank"),
     Case("sigterm_from_outside", "step", WAIT, ("LAU102",), outside="terminate rank"),
     Case("segmentation_fault", "step", "ctypes.string_at(0)  # culprit", ("LAU102",), sample=True),
@@ -237,6 +265,8 @@ HANGS = (
     ),
     hang("missing_peer_at_start", "rendezvous", "time.sleep(600)", ("HNG104",), says="rank 1", bound_s=3 * HANG_S + 8.0),
     hang("stuck_in_python_code", "step", "threading.Event().wait()  # culprit", ("HNG101",), bound_s=3 * HANG_S + 8.0),
+    hang("stuck_between_reductions_by_hand", "", by_hand("here()\nthreading.Event().wait()  # culprit"), ("HNG101",), bound_s=3 * HANG_S + 8.0),
+    hang("stuck_between_epochs", "", by_hand(between="here()\nthreading.Event().wait()  # culprit"), ("HNG101",), bound_s=3 * HANG_S + 8.0),
     hang("stuck_in_evaluation", "evaluation", "threading.Event().wait()  # culprit", ("HNG101",), bound_s=3 * HANG_S + 8.0),
     hang("stuck_in_destroy", "", DESTROY.replace("PEER", "threading.Event().wait()  # culprit"), ("HNG101",), bound_s=3 * HANG_S + 8.0),
     hang("recv_that_nobody_sends", "step", "dist.recv(torch.ones(1), src=0)  # culprit", ("HNG103", "HNG101", "OUT101"), ranks=(0, 1)),

@@ -17,6 +17,7 @@ from harness.checks.lau.rank_did_not_report import RankDidNotReport
 from harness.checks.lau.rank_failed import RankFailed
 from harness.checks.lau.rendezvous_failed import RendezvousFailed
 from harness.checks.lau.same_rank_twice import SameRankTwice
+from harness.checks.lau.thread_died import ThreadDied
 from harness.checks.lau.untested_torch_version import UntestedTorchVersion
 from harness.checks.lau.wall_limit import WallLimit
 from harness.checks.lau.world_size_mismatch import WorldSizeMismatch
@@ -27,7 +28,7 @@ from tests.unit.checks.builder import event, findings, recording, row, run, site
 CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
 
 
-def failure(kind: str, message: str, line: int = 10, **fields: object) -> Event:
+def failure(kind: str, message: str, line: int = 10, **fields: Any) -> Event:
     return event("failure", type=kind, message=message, line=line, op="", phase="train", trace="", **fields)
 
 
@@ -343,3 +344,25 @@ def test_a_rank_that_another_program_took_over_did_not_report() -> None:
     assert [f.ranks for f in found] == [(0,)]
     made.processes.append(recording(rank=0, pid=gone.pid))  # it was armed again, as another recording of this pid
     assert judge(made, select=("LAU121",))[1] == []
+
+
+def with_thread(at: int = 4, code: int = 0, thread: str = "feeder", message: str = "shard is gone") -> Run:
+    died = failure("OSError", message, 33, thread=thread, t=1_000_000_000 + at * 10_000_000 + 1)
+    rows = [row(step) for step in range(8)]
+    return run([recording([died], rows, rank=0), recording([], rows, rank=1)], exits=(code, 0))
+
+
+def test_a_thread_that_dies_under_a_rank_that_goes_on() -> None:
+    (found,) = findings(ThreadDied, with_thread())
+    assert found.message == "a thread of rank 0 (feeder) ended with OSError: shard is gone, and the rank went on without it"
+    assert found.where is not None and found.where.line == 33 and found.notes == ("the rank took 3 steps after that",)
+    assert found.severity is Severity.WARNING
+    (last,) = findings(ThreadDied, with_thread(at=9))
+    assert last.severity is Severity.ADVICE
+    assert findings(RankFailed, with_thread()) == []
+
+
+def test_a_thread_is_no_finding_of_its_own_where_its_rank_failed_or_a_peer_went_away() -> None:
+    assert findings(ThreadDied, with_thread(code=1)) == []  # LAU101 tells
+    assert findings(ThreadDied, with_thread(thread="main")) == []  # it was caught
+    assert findings(ThreadDied, with_thread(message=CLOSED)) == []
