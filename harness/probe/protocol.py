@@ -40,6 +40,7 @@ REPORT_FILE = "report.json"
 SUPERVISOR_FILE = "supervisor.jsonl"  # the supervisor's own events: started, exit, sweep, ...
 STACKS_REQUEST = "stacks.request"  # its content is a request number; a rank answers with a "stacks" event bearing it
 
+SAVING = "save"  # the phase of a process inside torch.save
 SEGMENTS_SUFFIX = ".shm"
 
 ROWS_MAGIC = b"HNSROW\x02\n"

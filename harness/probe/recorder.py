@@ -181,9 +181,11 @@ class Recorder:
                 self._site = _encoded(site)
             self._write_status(time.time_ns())
 
-    def phase(self, name: str) -> None:
-        self._phase = name.encode()[:16]
+    def phase(self, name: str) -> str:
+        """The phase that it was before."""
+        before, self._phase = self._phase.decode(), name.encode()[:16]
         self._write_status(time.time_ns())
+        return before
 
     def _write_status(self, now_ns: int, unless_ns: int = 0) -> None:
         """Unless it was written that short a time ago. No lock: the text is copied under the GIL in one piece, so that two threads write one

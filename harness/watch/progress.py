@@ -4,12 +4,12 @@ Something moves when any process enters or leaves a call that can block, draws a
 
 - every living process sits in a call that waits for others (or in its own end): a hang after `limit`;
 - some process computes, or waits for its data, while another waits for it: slow, not hung, until three times that;
-- ... and that process uses the CPU (compiling, evaluating, saving): until nine times that;
+- ... and that process uses the CPU (compiling, evaluating) or is inside torch.save: until nine times that;
 - a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s;
 - nobody waits: never a hang, the wall limit is for that. A process that is alone waits for nobody in its backward.
 
 `limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time, and up to three times that on a
-host whose cores others use. `--hang-timeout` sets it; only a process that uses the CPU, or would if it got a core, stretches that one.
+host whose cores others use. `--hang-timeout` sets it; only a process that saves or uses the CPU, or would if it got a core, stretches that one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.model import Plan
+from harness.probe import protocol
 from harness.watch.pages import Host, Page, Pages
 
 FIRST_LIMIT_S, LIMIT_S, PACE = 20.0, 10.0, 20.0
@@ -136,9 +137,12 @@ class Watch:
         return silent_s >= after_s and any(self._is_busy(page, silent_s) for page in living)
 
     def _is_busy(self, page: Page, silent_s: float) -> bool:
-        """Uses the CPU. A call that waits for a GPU spins there too: that is no work, but computing outside such a call is."""
+        """Uses the CPU. A call that waits for a GPU spins there too: that is no work, but computing outside such a call is. A checkpoint that goes
+        to a file server takes none."""
         if page.status.op in PURE_WAITS:
             return False
+        if page.status.phase == protocol.SAVING and not page.status.op:
+            return True
         used_s = self._used_s(page) - self._cpu_s.get(page.stem, 0.0)
         works = used_s > BUSY_SHARE * silent_s or used_s + self._delay_s(page) > WANTED_SHARE * silent_s
         return works and (not page.status.op or not self._pages.host.holds_gpu(page.stem))

@@ -289,3 +289,13 @@ def test_real_processes_are_told_apart_by_start_time() -> None:
     assert os.getpid() in {seen.pid for seen in processes.tree(os.getppid())}
     assert (pages.parse_stem("0-12-34"), pages.parse_stem("0-12"), pages.parse_stem("0-a-1")) == ((12, 34), None, None)
     assert {"data"} == progress.OWN_WAITS
+
+
+def test_a_checkpoint_that_a_slow_file_server_takes_is_no_hang(make: Make) -> None:
+    """No CPU is used meanwhile; a save that never ends is one in the end."""
+    ranks = make()
+    ranks.write(0, phase="save", step=50)
+    ranks.write(1, "barrier", step=50)
+    assert ranks.hung_after() == pytest.approx(90.0, abs=1.0)
+    ranks.write(0, step=50)
+    assert ranks.hung_after() == pytest.approx(30.0, abs=1.0)

@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from .. import digests, names, siblings, sites, syntax
+from .. import digests, names, protocol, siblings, sites, syntax
 from ..patching import quiet, wrap
 from ..state import S
 
@@ -102,11 +102,14 @@ def _save(original: Any) -> Any:
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         site = sites.here(2)
         note(f, site, obj)
+        before = S.recorder.phase(protocol.SAVING)  # to a file server it may take minutes without any CPU: no hang
         try:
             result = original(obj, f, *args, **kwargs)
         except BaseException as error:
             note(f, site, error=error)
             raise
+        finally:
+            S.recorder.phase(before)
         note(f, site)
         return result
 
