@@ -110,6 +110,7 @@ def create(name: str, out: str | None, cwd: Path) -> Path:
 
 def _fresh(root: Path, name: str) -> Path:
     root.mkdir(mode=0o700, exist_ok=True)
+    _refuse_a_strangers(root)
     _keep_out_of_git(root)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{safe_name(name)}"
     for count in range(1, 1000):
@@ -118,6 +119,12 @@ def _fresh(root: Path, name: str) -> Path:
             folder.mkdir(mode=0o700)
             return folder
     raise UsageError(f"{root} already holds 999 runs called {stem}; remove old ones")
+
+
+def _refuse_a_strangers(root: Path) -> None:
+    """Who owns the folder above may put another one in a run's place, or send us elsewhere by a link: what lies there would not be ours alone."""
+    if {root.lstat().st_uid, root.stat().st_uid} - {os.getuid(), 0}:
+        raise UsageError(f"{root} belongs to another user, who could change what runs leave there; name a folder of your own with --out")
 
 
 def _keep_out_of_git(root: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import zlib
 from pathlib import Path
 
 STATE, CONTROL = "cluster.json", "control"
@@ -12,6 +13,10 @@ PORTS_A_CLUSTER = 100
 CGROUP_ROOT, CONTROLLERS = Path("/sys/fs/cgroup"), ("freezer", "memory")
 SCRIPT = str(Path(__file__).resolve().parents[1] / "slurm-dev-cluster")
 NAMESPACE = ["unshare", "--fork", "--kill-child=KILL", "--pid", "--mount", "--mount-proc", "--uts", "--propagation", "private"]
+
+
+class Failed(Exception):
+    """A cluster that could have been had did not come up."""
 
 
 class Refused(Exception):
@@ -50,9 +55,14 @@ class Cluster:
         return {"SLURM_CONF": str(self.folder / "etc/slurm.conf")}
 
     @property
+    def mark(self) -> str:
+        """Tells this cluster's things outside its folder from another's: a port does not, for a cluster with a network of its own leaves it free here."""
+        return f"{zlib.crc32(os.fsencode(self.folder)):08x}"
+
+    @property
     def cgroups(self) -> list[tuple[Path, Path]]:
         """(control group, where our slurmds see it as the root): everything of this cluster's lies below these, whatever else this machine runs."""
-        return [(CGROUP_ROOT / name / f"harness-{self.port}", self.folder / "cgroup" / name) for name in CONTROLLERS] if cgroups_usable() else []
+        return [(CGROUP_ROOT / name / f"harness-{self.mark}", self.folder / "cgroup" / name) for name in CONTROLLERS] if cgroups_usable() else []
 
     def client(self, *words: str) -> str:
         """What a Slurm command prints; empty while the controller does not answer."""

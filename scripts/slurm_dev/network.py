@@ -35,7 +35,7 @@ def require() -> None:
 def plug_in_this_machine(c: Cluster, pid: int) -> None:
     """From outside: the cable between this machine and the switch, so that its Slurm commands reach the cluster and srun is reached."""
     _wait_for_own_namespace(pid)
-    ours = f"hs{c.port}"
+    ours = f"hs{c.mark}"
     ip("link", "add", "name", ours, "type", "veth", "peer", "name", UPLINK, "netns", str(pid))
     ip("addr", "add", f"{c.net}.1/24", "dev", ours)
     ip("link", "set", ours, "up")

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from slurm_dev import network
-from slurm_dev.cluster import CONTROL, NAMESPACE, PORTS_A_CLUSTER, SCRIPT, STATE, Cluster, Refused, cgroups_usable
+from slurm_dev.cluster import CONTROL, NAMESPACE, PORTS_A_CLUSTER, SCRIPT, STATE, Cluster, Failed, Refused, cgroups_usable
 from slurm_dev.files import write_files
 
 PACKAGES = "slurmctld slurmd slurm-client slurmdbd munge mariadb-server-core mariadb-client-core"
@@ -125,7 +125,7 @@ def wait_until_idle(c: Cluster, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None or time.monotonic() > until:
             logs = "\n".join(f"{path.name}: {path.read_text()[-600:]}" for path in sorted((c.folder / "log").iterdir()) if path.stat().st_size)
             stop(c.folder)
-            raise Refused(f"the cluster did not come up\n{logs}")
+            raise Failed(f"the cluster did not come up\n{logs}")
         time.sleep(0.05)
 
 

@@ -183,3 +183,19 @@ def test_room_for_the_last_word(tmp_path: Path) -> None:
     assert not reserve.exists() and rundir.read_json(folder / "report.json") == {"a": 1}
     rundir.write_last(folder / "report.json", {"a": 2})  # a second time there is none to give up
     assert rundir.read_json(folder / "report.json") == {"a": 2}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("planted", ["folder", "link"])
+def test_a_home_of_runs_that_another_user_planted_is_refused(tmp_path: Path, planted: str) -> None:
+    home = tmp_path / ".harness"
+    if planted == "folder":
+        home.mkdir()
+    else:
+        (tmp_path / "elsewhere").mkdir()
+        home.symlink_to(tmp_path / "elsewhere")
+    os.chown(home, 65534, 65534, follow_symlinks=False)
+    with pytest.raises(UsageError, match="belongs to another user"):
+        rundir.create("train", None, tmp_path)
+    assert not list((tmp_path / "elsewhere").glob("*")) if planted == "link" else not list(home.iterdir())
+    assert rundir.create("train", "mine", tmp_path).is_dir()
