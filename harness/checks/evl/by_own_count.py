@@ -37,6 +37,7 @@ from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 MIN_DIGITS = 3
+MIN_SAMPLES = 8
 MAX_EVALUATIONS = 64
 
 
@@ -104,11 +105,11 @@ def _after(run: Run, group: Sequence[Evaluation], rank: int, groups: Sequence[Se
 
 def _matches(report: Report, group: Sequence[Evaluation], rank: int, sums: list[Reduction]) -> Iterable[Match]:
     own, total = group[rank].num_samples, sum(e.num_samples for e in group)
-    if not 0 < own < total:
+    if not MIN_SAMPLES <= own < total:  # a sum divided by two may be a mean over two ranks
         return
     between = [r for r in sums if group[rank].ended_ns < r.at_t(rank) < report.t_ns and r.step(rank) == report.step]
     numbers = [v for r in between for v in (*r.got(rank), *r.before[rank])]
-    known = [*numbers, *(v / n for v in numbers for n in (total, own * len(group)))] + [v / own for r in between for v in r.before[rank]]
+    known = [*numbers, *(v / n for v in numbers for n in (total, own * len(group), len(group)))] + [v / own for r in between for v in r.before[rank]]
     for one in between:
         for i, after in enumerate(one.got(rank)):
             for value in report.values() if after > 0 else ():

@@ -760,13 +760,13 @@ def test_the_best_is_chosen_by_all(healthy: Run) -> None:
     silent(BestOfOneShard, healthy)
 
 
-def divided(*lines: str, hits: tuple[tuple[float, float], ...] = ((4.0, 5.0), (6.0, 8.0))) -> Run:
-    """Two evaluations of 10 samples a rank; rank 0 says lines[n] after the n-th."""
+def divided(*lines: str, hits: tuple[tuple[float, float], ...] = ((4.0, 5.0), (6.0, 8.0)), samples: int = 10) -> Run:
+    """Two evaluations of some samples a rank; rank 0 says lines[n] after the n-th."""
     own: list[list[Event]] = [[], []]
     for n, line in enumerate(lines):
         for rank in range(2):
-            own[rank] += trained(2 * n, 2 + 2 * n) + measured(2 * n + 1, 2 + 2 * n, rank=rank)
-            own[rank].append(reduced([hits[n][rank]], [sum(hits[n])], s=2 + 2 * n))
+            own[rank] += trained(2 * n, 2 + 2 * n) + measured(2 * n + 1, 2 + 2 * n, rank=rank, num_samples=samples)
+            own[rank].append(reduced([hits[n][rank] * samples / 10], [sum(hits[n]) * samples / 10], s=2 + 2 * n))
         own[0].append(says(line, s=2 + 2 * n, y=6))
     return two(*own, rows=(losses(0.5, 0.4, 0.3, 0.2), losses(0.6, 0.3, 0.3, 0.2)))
 
@@ -782,6 +782,7 @@ def test_a_sum_divided_by_the_own_count() -> None:
     silent(SumByOwnCount, divided("[rank 0] 0.900", "[rank 0] 1.400"))
     silent(SumByOwnCount, divided("accuracy 0.400", "accuracy 0.600"))  # its own: EVL102's
     silent(SumByOwnCount, divided("correct 9.000", "correct 14.000"))
+    silent(SumByOwnCount, divided("accuracy 0.900", "accuracy 1.400", samples=2))  # as many samples as ranks: means over them, for all one can tell
 
 
 def counted(*counts: float, trained_on: int = 16) -> Run:
