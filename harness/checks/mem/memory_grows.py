@@ -4,7 +4,8 @@ What it does
     Looks at resident memory (CUDA: allocated memory) at the end of every step after a warm-up of a fifth of the run and of the first pass
     over the data (which may fill a cache). The rest is cut into 8 blocks; the slope is the median of all slopes between the blocks'
     medians (Theil-Sen), its uncertainty half of their middle range. It grows where nearly every block is above the one before, the second
-    half still grows, the slope is more than twice its uncertainty, and the sum is over 20 MB. A warning from 50 steps and 1 second of
+    half still grows, the slope is more than twice its uncertainty, the sum is over 20 MB, and the lowest value of a pass over the data rises
+    from pass to pass. A warning from 50 steps and 1 second of
     training on, if at the present rate 10,000 steps took more than 1 GB; else advice.
 
 Why it is bad
@@ -26,6 +27,7 @@ Known limits
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
@@ -108,9 +110,18 @@ def growth(recording: Recording) -> series.Trend | None:
     if len(steps) - first_pass >= 3 * series.BLOCKS:
         skip = max(skip, first_pass)
     found = series.trend(steps[skip:], values[skip:])
-    if found is None or found.growth < MIN_GROWTH or not found.steady:
+    if found is None or found.growth < MIN_GROWTH or not found.steady or _falls_back(recording, steps, values, found.growth):
         return None
     return found if any(cuda) or _anonymous(recording, found.growth) else None
+
+
+def _falls_back(recording: Recording, steps: Sequence[int], values: Sequence[float], grown: float) -> bool:
+    """Whether what grows in a pass over the data is given back by the next one: results that are kept for the end of an epoch, and the holes that
+    they leave in the heap. A leak raises the lowest value of each pass as it raises the rest."""
+    ends = sorted({e.step for e in recording.of("pass") if e["complete"] and e["backwards"]})
+    passes = [[v for s, v in zip(steps, values, strict=True) if begin <= s < end] for begin, end in itertools.pairwise(ends)]
+    lowest = [min(own) for own in passes if own]
+    return len(lowest) >= 2 and lowest[-1] - lowest[0] < 0.25 * grown
 
 
 def _first_pass_steps(recording: Recording) -> int:

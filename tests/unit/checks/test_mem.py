@@ -122,6 +122,16 @@ def test_short_runs_and_first_passes_are_not_judged() -> None:
     assert [f.severity for f in findings(MemoryGrows, run([cached]))] == [Severity.ADVICE]
 
 
+def test_what_each_pass_gives_back_is_no_growth() -> None:
+    ends = tuple(event("pass", s=n, complete=True, backwards=True) for n in (40, 80, 120))
+    saw = [40.0 * (s - 40) / 40 if s < 80 else 30.0 + 0.8 * (s - 80) for s in range(120)]  # rises in nearly every block, and starts again at 80
+    kept = run([resident(lambda s: MB * (saw[s] if s != 81 else 0), events=ends)])
+    assert len(findings(MemoryGrows, run([resident(lambda s: MB * saw[s])]))) == 1
+    assert findings(MemoryGrows, kept) == []
+    (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s, events=ends)]))
+    assert found.severity is Severity.WARNING
+
+
 def test_pages_of_a_mapped_file_do_not_count() -> None:
     samples = [[10**9 + i * 10**8, int(400 * MB + 3 * MB * i), int(3 * MB * i)] for i in range(30)]
     mapped = resident(lambda s: 0.6 * MB * s, events=(event("rss", samples=samples, grown=[]),))
