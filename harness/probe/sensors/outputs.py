@@ -276,9 +276,9 @@ def _note_remove(full: str, how: str) -> None:
 
 
 def _by_tempfile(inner: Any, outer: Any) -> bool:
-    """A file of a name drawn at random, which is nobody else's: `tempfile` tries a folder by one, wherever torch first asks for it."""
+    """The file by which `tempfile` tries a folder, wherever torch first asks for one. What the script itself cleans up through it is the script's."""
     while inner is not None and inner is not outer:
-        if inner.f_code.co_filename == TEMPFILE:
+        if inner.f_code.co_name == "_get_default_tempdir" and inner.f_code.co_filename == TEMPFILE:
             return True
         inner = inner.f_back
     return False
