@@ -91,7 +91,7 @@ def test_the_trace_holds_no_frame_of_ours_and_every_frame_of_the_users(tmp_path:
     assert failure["site"]["line"] == 2
 
 
-def test_what_tempfile_removes_is_its_own(tmp_path: Path) -> None:
+def test_what_tempfile_tries_a_folder_with_is_its_own(tmp_path: Path) -> None:
     """It tries the folder for temporary files by writing one there, at the first call: under torch's imports in one run, below a line of the user's in another."""
     script = """
 import os, tempfile
@@ -103,4 +103,5 @@ open("mine", "w").close()
 os.remove("mine")
 """
     told = events(tmp_path, "import torch\n" + script, "remove")
-    assert [(e["path"], e["site"]["line"]) for e in told] == [(str(tmp_path / "mine"), 9)]
+    assert [e["site"]["line"] for e in told] == [5, 6, 9]  # none on line 4, which asks for the folder; what the script cleans up is its own doing
+    assert told[-1]["path"] == str(tmp_path / "mine")
