@@ -201,6 +201,7 @@ def _dry_run(jobs: list[Any], wanted: list[Target]) -> int:
             argv, env = driver.command(plan, Path(plan.cwd) / folder)
         except ValueError as error:
             raise UsageError(str(error)) from None
+        env = _with_threads(plan, env)
         entry = {"name": plan.scenario.name, "cwd": plan.cwd, "command": argv, "env": env, "script_args": list(plan.script_args)}
         if job.reference is not None:
             argv, env = driver.command(job.reference, Path(plan.cwd) / folder / rundir.REFERENCE_DIR)
@@ -209,6 +210,12 @@ def _dry_run(jobs: list[Any], wanted: list[Target]) -> int:
     _add_batches(jobs, entries)
     emit(wanted, {"console": lambda: _dry_text(entries), "json": lambda: as_json(entries), "junit": _no_junit})
     return 0
+
+
+def _with_threads(plan: Any, env: dict[str, str]) -> dict[str, str]:
+    """Warm servers get for several ranks what the real torchrun sets by itself: one thread each."""
+    alone = plan.launcher != "warm" or plan.nproc == 1 or "OMP_NUM_THREADS" in os.environ
+    return env if alone else {"OMP_NUM_THREADS": "1", **env}
 
 
 def _add_batches(jobs: list[Any], entries: list[dict[str, Any]]) -> None:

@@ -190,6 +190,15 @@ def test_dry_run_prints_command_and_environment_and_makes_nothing(capsys: pytest
     assert [p.name for p in tmp_path.iterdir()] == ["train.py"]
 
 
+@pytest.mark.parametrize(("nproc", "told"), [("2", True), ("1", False)])
+def test_dry_run_tells_the_threads_of_warm_ranks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, nproc: str, told: bool
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert run_cli(["run", "ddp_cifar", "-n", nproc, "--no-reference", "--dry-run"]) == 0
+    assert ("export OMP_NUM_THREADS=1" in capsys.readouterr().out) is told
+
+
 def test_dry_run_prints_the_reference_run_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     argv = ["run", "ddp_cifar", "--launcher", "torchrun", "--dry-run", "--format", "json"]
     entry = json.loads(run(capsys, *argv)[1])[0]
