@@ -62,12 +62,5 @@ def predivided(frames: list[sites.Site]) -> bool:
 
 
 def _by_ranks(node: ast.AST) -> bool:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        below: ast.AST = node.right
-    elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
-        below = node.value
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("div", "div_", "true_divide") and node.args:
-        below = node.args[-1]
-    else:
-        return False
-    return bool(RANKS.search(ast.unparse(below).lower()))
+    divided = syntax.division(node)
+    return divided is not None and bool(RANKS.search(ast.unparse(divided[1]).lower()))

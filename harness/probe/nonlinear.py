@@ -62,17 +62,11 @@ def divided_by_ranks(site: sites.Site, op: str) -> bool:
         return False
     place = Place(tree, syntax.function_at(tree, site[1]), site[1], [])
     names = {ast.unparse(g) for call in _calls(place, op) if (g := _argument(call, 0)) is not None}
-    below: ast.expr
-    above: ast.expr
     for node in syntax.own_nodes(place.scope):
-        if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div) and node.lineno >= site[1]:
-            below, above = node.value, node.target
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and node.lineno >= site[1]:
-            below, above = node.right, node.left
-        elif isinstance(node, ast.Call) and _callee(node) in ("div", "div_") and node.args and isinstance(node.func, ast.Attribute):
-            below, above = node.args[-1], node.func.value
-        else:
+        divided = syntax.division(node)
+        if divided is None or (not isinstance(node, ast.Call) and getattr(node, "lineno", 0) < site[1]):
             continue
+        above, below = divided
         if RANKS.search(ast.unparse(below).lower()) and ast.unparse(above).removesuffix(".item()") in names:
             return True
     return False

@@ -57,3 +57,14 @@ def function_at(module: ast.Module, line: int) -> Function:
 
 def spans(node: ast.stmt | ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def division(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """(what is divided, by what) of `a / b`, `a /= b`, `a.div(b)`; None for anything else."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return node.left, node.right
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
+        return node.target, node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("div", "div_", "true_divide") and node.args:
+        return node.func.value, node.args[-1]
+    return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -47,3 +49,21 @@ def test_values_are_read_without_calling_anything() -> None:
     names = {"self": Owner(), "loss": 0.5, "flag": True}
     sides = [ast.parse(text, mode="eval").body for text in ("self.best", "self.loss", "loss", "flag", "gone", "gone.x")]
     assert [decided._value(side, names) for side in sides if isinstance(side, (ast.Name, ast.Attribute))] == [2.0, None, 0.5, None, None, None]
+
+
+def test_reading_a_frame_keeps_nothing_alive() -> None:
+    """Before Python 3.13 the dict that f_locals makes stays with the frame, and with it each tensor that was in a variable."""
+
+    class Big:
+        pass
+
+    def fit(loss: float, best: float) -> bool:
+        big = Big()
+        ref = weakref.ref(big)
+        if loss < best:
+            found.append(decided._look(sys._getframe())[1])
+        del big
+        return ref() is None
+
+    found: list[object] = []
+    assert fit(1.0, 2.0) and found == [[["loss", 1.0], ["best", 2.0]]]
