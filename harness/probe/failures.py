@@ -20,7 +20,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from . import attributes, conditions, protocol, sites
+from . import attributes, conditions, interrupts, protocol, sites
 from .state import S
 
 _seen: set[tuple[int, str, str]] = set()  # ids alone are used again once an exception is gone
@@ -34,30 +34,39 @@ def record(error: BaseException, tb: TracebackType | None = None, thread: str = 
         if isinstance(error, (SystemExit, GeneratorExit)) or key in _seen or S.recorder.disabled or len(_seen) >= MAX_FAILURES:
             return
         _seen.add(key)
-        frames = traceback.extract_tb(tb or error.__traceback__)
-        user = [f for f in reversed(frames) if sites.is_user_file(f.filename)]
-        places = [(f.filename, f.lineno or 0, f.name) for f in user[:8]]
-        if isinstance(error, SyntaxError) and error.filename and sites.is_user_file(error.filename):
-            places.insert(0, (error.filename, error.lineno or 0, "<module>"))
-        cause = error.__cause__ or error.__context__
-        S.recorder.event(
-            protocol.FAILURE,
-            places[0] if places else None,
-            type=type(error).__name__,
-            message=_text(error, 4000),
-            frames=[sites.as_json(p) for p in places],
-            trace=_trace(error, tb or error.__traceback__),
-            inner=frames[-1].name if frames else "",
-            thread=thread,
-            phase=S.recorder._phase.decode(),
-            op=S.recorder._op.decode(),
-            cause=_shown(cause, 500) if cause is not None else "",
-            offender=_offender(tb or error.__traceback__) if isinstance(error, (IndexError, RuntimeError)) else None,
-            left_behind=attributes.left_behind(str(error), tb or error.__traceback__) if isinstance(error, RuntimeError) else None,
-            ways=conditions.before(places)["ways"] if S.recorder._op == b"ddp_forward" else None,
-        )
+        try:
+            _write(error, tb or error.__traceback__, thread)
+        except Exception as second:
+            if not interrupts.of_the_script(second):
+                raise
+            _write(error, tb or error.__traceback__, thread)  # a dead loader worker breaks a pipe first, and its SIGCHLD comes while that is written
     except Exception:
         S.recorder.errors += 1
+
+
+def _write(error: BaseException, tb: TracebackType | None, thread: str) -> None:
+    frames = traceback.extract_tb(tb)
+    user = [f for f in reversed(frames) if sites.is_user_file(f.filename)]
+    places = [(f.filename, f.lineno or 0, f.name) for f in user[:8]]
+    if isinstance(error, SyntaxError) and error.filename and sites.is_user_file(error.filename):
+        places.insert(0, (error.filename, error.lineno or 0, "<module>"))
+    cause = error.__cause__ or error.__context__
+    S.recorder.event(
+        protocol.FAILURE,
+        places[0] if places else None,
+        type=type(error).__name__,
+        message=_text(error, 4000),
+        frames=[sites.as_json(p) for p in places],
+        trace=_trace(error, tb),
+        inner=frames[-1].name if frames else "",
+        thread=thread,
+        phase=S.recorder._phase.decode(),
+        op=S.recorder._op.decode(),
+        cause=_shown(cause, 500) if cause is not None else "",
+        offender=_offender(tb) if isinstance(error, (IndexError, RuntimeError)) else None,
+        left_behind=attributes.left_behind(str(error), tb) if isinstance(error, RuntimeError) else None,
+        ways=conditions.before(places)["ways"] if S.recorder._op == b"ddp_forward" else None,
+    )
 
 
 def _text(value: object, limit: int) -> str:

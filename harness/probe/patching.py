@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from . import protocol
+from . import interrupts, protocol
 from .state import S
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,6 +24,8 @@ def quiet(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
+            if interrupts.of_the_script(error):
+                raise
             _count(function, error)
             return None
         finally:
@@ -46,6 +48,8 @@ def contained(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
+            if interrupts.of_the_script(error):
+                raise
             _count(function, error)
             return None
 
