@@ -4,7 +4,7 @@ What it does
     Remembers, by weak reference, the tensors that each `state_dict()` gave out. A finding where a dict of an earlier step is loaded or
     saved after more steps, its tensors are still the model's own memory, and the weights have moved in between. So too where live weights
     are handed to another thread that saves them later, or while training goes on; and where a dict is loaded that still is the model's own
-    memory although other weights were loaded since it was read out.
+    memory although other weights were loaded since it was read out, and where several dicts that one container keeps are all the live weights.
 
 Why it is bad
     `state_dict()` gives references, not copies. What is called the best model is the last one, and nothing says so. A checkpoint that a
@@ -39,7 +39,7 @@ class AliasForCopy(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
-        if not any(r.of("state_dict") or r.of("load_state") or r.of("alias_used") or r.of("self_copy") for r in run.present):
+        if not any(r.of("state_dict") or r.of("load_state") or r.of("alias_used") or r.of("self_copy") or r.of("kept_live") for r in run.present):
             raise NotApplicable("no model's state is read out or loaded")
         hits: list[tuple[int, Event]] = []
         for rank, recording in enumerate(run.ranks):
@@ -47,6 +47,7 @@ class AliasForCopy(Check):
                 used = [e for e in recording.of("alias_used") if e["changed"]]
                 hits.extend((rank, e) for e in used if not _means_live(e, used))
                 hits.extend((rank, e) for e in recording.of("self_copy") if e["moved"])
+                hits.extend((rank, e) for e in recording.of("kept_live"))
                 named = {str(e.where) for e in used}  # the statement that kept the dict is known there
                 hits.extend((rank, e) for e in recording.of("load_state") if _no_op(recording, e) and str(e.where) not in named)
         told: set[tuple[str, int]] = set()
@@ -67,6 +68,10 @@ class AliasForCopy(Check):
         if event.kind == "self_copy":
             message = f"the weights kept to be put back are the live ones: {line} copies {event['num']} parameters onto themselves"
             notes = ["other weights were put in since; training goes on from those"]
+        elif event.kind == "kept_live":
+            first, last = event["steps"]
+            message = f"the {event['num']} sets of weights kept in `{event['name']}` from steps {first} to {last} are one and the same: the live ones"
+            notes = ["state_dict() gives references to the parameters; detach(), and cpu() of what lies there already, copy nothing"]
         elif event["torn"]:
             message = f"the file mixes the weights of steps {event['steps_before']} to {event['steps_now']}: they are stepped while {line} saves them"
             notes = ["the saving thread is given references to the parameters, and training goes on"]

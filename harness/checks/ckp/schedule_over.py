@@ -87,7 +87,10 @@ def _scheduler_goes_on(recording: Recording, load: Event) -> bool:
 
 
 def _goes_on(rank: int, recording: Recording, load: Event) -> bool:
-    """The samples come in a later epoch than those before: training was taken up where it had been left."""
+    """A loop counts on from a number of the checkpoint, or the samples come in a later epoch than those before: training was taken up where it
+    had been left."""
+    if load["counts_on"] and _numbers(recording, load).get(str(load["counts_on"]), 0) > 1:
+        return True
     epochs = [(p.opened.t_ns, number((p.distributed or {}).get("epoch"))) for p in passes.of_recording(rank, recording) if p.trains]
     earlier, later = [e for t, e in epochs if t < load.t_ns], [e for t, e in epochs if t > load.t_ns]
     if not earlier or not later or later[0] <= 0:

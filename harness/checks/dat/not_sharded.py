@@ -2,7 +2,8 @@
 
 What it does
     Compares what the ranks draw in training: the sample indices of their loaders, and, for batches made by hand, the content that reaches
-    the model (with DDP) or losses and local gradients (without it), at every step. With DDP also whether one rank is fed what another
+    the model (with DDP) or losses and local gradients (without it), at every step, and the floating point targets of torch's own losses, which
+    are the same where only noise or an augmentation differs. With DDP also whether one rank is fed what another
     had some batches before, while others still meet new ones; and whether the ranks' inputs differ first and are equal from a step on, as
     they are after a resume that gave every rank the generator of rank 0.
 
@@ -30,7 +31,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from harness.checks.base import Check, Inconclusive
-from harness.checks.dat import passes, retraced, together
+from harness.checks.dat import passes, retraced, same_targets, together
 from harness.checks.dat.passes import Pass
 from harness.checks.dat.retraced import Retraced
 from harness.model import Finding, Severity, Where
@@ -63,7 +64,8 @@ class NotSharded(Check):
             return
         trained = passes.training(run)
         if not trained:
-            yield from self._by_hand(run)
+            aims = same_targets.find(run)
+            yield from self._by_hand(run) if aims is None else [self._aims(aims, run)]
             return
         by_key: dict[object, list[list[Pass]]] = {}
         for group in passes.aligned(run, trained):
@@ -177,6 +179,17 @@ class NotSharded(Check):
             notes=["one batch is used at every step"] if constant else [f"{len(set(losses))} different losses"],
             help="let each rank take its own part: rows `rank::world_size`, or a generator seeded with seed + rank",
             severity=Severity.ADVICE if constant else self.severity,
+        )
+
+    def _aims(self, one: same_targets.SameTargets, run: Run) -> Finding:
+        """Equal targets say it even where noise or an augmentation of the rank's own makes the inputs differ."""
+        return self.finding(
+            f"all ranks train on the same samples: what their losses are measured against is bit-equal in {one.num} of {one.num} batches",
+            where=one.where or _drawn_at(run) or _backward_at(run),
+            ranks=run.rank_ids,
+            notes=[f"{one.different} different targets among them"],
+            help="let each rank take its own part: rows `rank::world_size`, or a generator seeded with seed + rank",
+            severity=Severity.WARNING,
         )
 
 

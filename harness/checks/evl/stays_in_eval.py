@@ -2,7 +2,8 @@
 
 What it does
     Finds optimizer steps while the model was in eval mode, after steps in train mode, on all ranks, to the end of the run; for
-    models with Dropout or BatchNorm.
+    models with Dropout or BatchNorm. So too where layers of a model in train mode are in eval mode because another module that holds them was
+    evaluated.
 
 Why it is bad
     Dropout is off and BatchNorm normalises with frozen statistics from the first evaluation on. The run looks healthy and overfits.
@@ -45,6 +46,9 @@ class StaysInEval(Check):
             raise NotApplicable("no model with Dropout or BatchNorm is trained")
         if not any(True for _ in run.events("step_mode")):
             raise NotApplicable("no step was taken")
+        if (found := self._through_another(run)) is not None:
+            yield found
+            return
         for opt in sorted({number(e["opt"]) for _, e in run.events("step_mode")}):
             starts = [_last_switch(r, opt) for r in run.present]
             if any(s is None for s in starts):
@@ -67,6 +71,21 @@ class StaysInEval(Check):
             notes=[f"{last - first + 1} of {last + 1} steps; {layers.told(run)}", *([f"eval() was called at line {at.line}"] if at is not None else [])],
             help="call `model.train()` at the start of every training epoch",
             severity=Severity.ADVICE if frozen else None,
+        )
+
+    def _through_another(self, run: Run) -> Finding | None:
+        """On all ranks: one rank alone is another mistake."""
+        told = [r.of("shared_eval")[:1] for r in run.present]
+        if not all(told):
+            return None
+        event = told[0][0]
+        names = [str(n) for n in event["layers"] or ()]
+        return self.finding(
+            f"{len(names)} layers of the model are trained in eval mode: eval() was called on another {event['module']} that holds the same layers",
+            where=event.where,
+            ranks=run.rank_ids,
+            notes=[f"since that evaluation, while the model itself is in train mode: {', '.join(names[:4])}"],
+            help="evaluate the model itself and call `model.train()` behind it, or a copy with layers of its own: `copy.deepcopy(model).eval()`",
         )
 
 

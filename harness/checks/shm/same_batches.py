@@ -1,7 +1,8 @@
 """SHM107 workers-draw-same-batches: worker processes that train one shared model draw the same batches in the same order.
 
 What it does
-    Compares the sample indices and the content of the batches that the script's own worker processes (hogwild) draw in training.
+    Compares the sample indices and the content of the batches that the script's own worker processes (hogwild) draw in training, or, without
+    a DataLoader, what each of them feeds the model in its first 32 batches.
 
 Why it is bad
     N workers do the work of one: each gradient is applied N times, nearly unchanged, which is a learning rate N times as high on the
@@ -18,8 +19,8 @@ Right
         loader = DataLoader(dataset, shuffle=True)
 
 Known limits
-    Batches that are drawn without a torch DataLoader are not compared. Workers that train models of their own (a search over settings)
-    and those that only evaluate are healthy.
+    Without a DataLoader at least eight batches, on the CPU, are needed; a batch that never changes is healthy there. Workers that train models
+    of their own (a search over settings) and those that only evaluate are healthy.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.checks.shm.workers import Team, teams
 from harness.model import Finding, Severity, Where
-from harness.record import Recording, Run
+from harness.record import Event, Recording, Run, where_of
 
-MIN_BATCHES = 3
+MIN_BATCHES, MIN_FED = 3, 8
 
 
 class SameBatches(Check):
@@ -43,8 +44,13 @@ class SameBatches(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         found = [group for team in teams(run) if len(group := _training(team)) > 1]
-        if not found:
-            raise NotApplicable("no worker processes train one shared model from torch DataLoaders")
+        by_hand = [fed for team in teams(run) if len(fed := _fed(team)) > 1] if not found else []
+        if not found and not by_hand:
+            raise NotApplicable("no worker processes train one shared model from batches that are seen")
+        for fed in by_hand:
+            if _same_inputs([passes.unpack(e["digests"]) for e in fed]):
+                yield self._drawn_alike(fed)
+                return
         unseen = False
         for group in found:
             same = _same([own for _, own in group])
@@ -65,6 +71,32 @@ class SameBatches(Check):
             notes=[f"sampler: {first.opened['sampler']}" + (f", made at {first.made.place}" if first.made else "")],
             help="seed each worker with seed + rank, or give it its own part of the data (`Subset(dataset, range(rank, n, workers))`)",
         )
+
+    def _drawn_alike(self, fed: Sequence[Event]) -> Finding:
+        num = min(len(passes.unpack(e["digests"])) for e in fed)
+        return self.finding(
+            f"all {len(fed)} workers draw the same batches in the same order: the model's inputs are bit-equal in {num} of {num} batches",
+            where=where_of(fed[0]["seeded"]) or fed[0].where,
+            ranks=[0],
+            notes=["no DataLoader: compared is what each worker feeds the model"],
+            help="seed each worker's generator with seed + rank, or give it its own part of the data (`range(rank, n, workers)`)",
+        )
+
+
+def _fed(team: Team) -> list[Event]:
+    """What the workers that step a model in shared memory fed it, where none of them draws from a DataLoader."""
+    own = [w for w in team.workers if w.recording is not None and w.steps_shared]
+    if any(w.recording.of("loader") for w in own if w.recording is not None):
+        return []
+    return [e for w in own if w.recording is not None for e in w.recording.of("worker_fed")[:1]]
+
+
+def _same_inputs(columns: Sequence[Sequence[int]]) -> bool:
+    """Batch by batch, while the batches themselves change."""
+    num = min(map(len, columns))
+    if num < MIN_FED or any(list(c[:num]) != list(columns[0][:num]) for c in columns):
+        return False
+    return 2 * len(set(columns[0][:num])) >= num
 
 
 def _training(team: Team) -> list[tuple[Recording, list[Pass]]]:

@@ -14,7 +14,8 @@ Event "state_held" (first 40): site, steps_before: the dict that this line gave 
 Event "optimizer_state" (user calls): site, kind, names, shapes,
 digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
 shapes, digests (of what is given), lr (first group's, as given), given_names, came (names in the file
-that the state tensors were loaded from), source, had_state. Event "scheduler_made": site, kind, last_epoch, id, totals (see
+that the state tensors were loaded from), source, had_state, counts_on (the entry of the file by which a loop is bounded, see counting.py).
+Event "scheduler_made": site, kind, last_epoch, id, totals (see
 lengths.py), asked (len() of a loader so far). Event "load_scheduler": site,
 kind, last_epoch, foreign (first keys of a dict that holds nothing of the scheduler's).
 Event "load_scaler": site. Event "alias_used": site, how ("load" | "save"), token, kept_at, steps_before, steps_now,
@@ -29,7 +30,7 @@ import threading
 import weakref
 from typing import Any
 
-from .. import digests, names, sites
+from .. import counting, digests, names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
 from . import blanks, ddp, lengths, saving, steps
@@ -39,6 +40,7 @@ MAX_TRACKED = 8  # tensors of one state dict; a filtered copy of it holds some o
 MAX_WEIGHTS = 1000  # parameters of a load whose values are looked at
 MAX_READ = 40  # state_dict() calls of one line that are told: at which steps the weights were kept
 MAX_SAME = 8  # clean loads from one line that are told in full; a loop that syncs two models at every step makes thousands
+at_read: list[Any] = []  # sensors that are told where the script reads out a model's state
 at_loaded: list[Any] = []  # sensors that are told of a load that went well: (module, site, what the event says)
 _counts = {"state_dict": 0, "optimizer_state": 0}
 _told_at: dict[tuple[str, int], int] = {}  # clean events of a line so far
@@ -99,6 +101,8 @@ def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
         _captured.update({id(t): (ref, capture) for t, ref in zip(tensors, capture.refs, strict=True)})
     _told_at[site[:2]] = _told_at.get(site[:2], 0) + 1
     _look_at_last(site, capture)
+    for look in at_read:
+        look(site)
     if token <= 400 and _told_at[site[:2]] <= MAX_READ:
         S.recorder.event("state_dict", site, module=type(module).__name__, num=len(result), token=token)
 
@@ -299,7 +303,7 @@ def _note_optimizer_load(optimizer: Any, state_dict: Any, *args: Any, **kwargs: 
         digests=digests.of_tensors(firsts)[1],
         given_names=[names.clean(n) for n in given][:MAX_NAMES], source=saving.source_of([t for t in firsts if t is not None]),
         came=["" if t is None else saving.origin_of(t)[1] for t in firsts],
-        had_state=len(optimizer.state), lr=_first_lr(state_dict),
+        had_state=len(optimizer.state), lr=_first_lr(state_dict), counts_on=counting.counts_on(site),
     )  # fmt: skip
 
 

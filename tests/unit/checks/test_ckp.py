@@ -553,6 +553,12 @@ def test_alias_that_means_the_live_weights() -> None:
     assert findings(AliasForCopy, run([recording([kept])])) == []
 
 
+def test_several_kept_dicts_that_are_the_live_weights() -> None:
+    kept = event("kept_live", line=17, s=30, num=3, name="self.kept", steps=[10, 20])
+    found = findings(AliasForCopy, run([recording([kept])]))
+    assert [(f.code, f.where and f.where.line) for f in found] == [("CKP109", 17)] and "from steps 10 to 20" in found[0].message
+
+
 def test_no_op_load() -> None:
     own = event("load_state", line=91, s=20, num_self=4, total=4, fresh=False, error="")
     assert len(findings(AliasForCopy, run([recording([own])]))) == 1
@@ -597,7 +603,9 @@ def test_unreadable() -> None:
 
 
 # ---- CKP113 ----
-def sittings(rates: list[float], again: list[float], *, lr: float | None = 0.5, epochs: tuple[int, int] = (2, 3), more: tuple[Event, ...] = ()) -> Run:
+def sittings(
+    rates: list[float], again: list[float], *, lr: float | None = 0.5, epochs: tuple[int, int] = (2, 3), more: tuple[Event, ...] = (), counts_on: str = ""
+) -> Run:
     """Two sittings in one process, with a load of the optimizer's state between them."""
     num = len(rates)
     drawn = [
@@ -608,7 +616,7 @@ def sittings(rates: list[float], again: list[float], *, lr: float | None = 0.5, 
             event("pass", line=29, t=t + 1, loop=loop, loader=0, backwards=4, indices=""),
         )
     ]
-    loads = [event("load", t=20, line=50, done=True, numbers={"step": num}, s=num), event("load_optimizer", t=21, line=51, lr=lr, s=num)]
+    loads = [event("load", t=20, line=50, done=True, numbers={"step": num}, s=num), event("load_optimizer", t=21, line=51, lr=lr, s=num, counts_on=counts_on)]
     rows = [row(s, opt=int(s >= num), lr=rate) for s, rate in enumerate([*rates, *again])]
     return run([recording([*drawn, *loads, *more], rows)])
 
@@ -621,6 +629,13 @@ def test_a_schedule_that_starts_over() -> None:
     assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("CKP113", Severity.WARNING, 51)]
     assert "the checkpoint holds `step` 5" in found[0].notes
     assert [f.severity for f in findings(ScheduleStartsOver, sittings(WARM_UP, WARM_UP, epochs=(2, 0)))] == [Severity.ADVICE]
+
+
+def test_a_loop_that_counts_on_from_the_file_is_no_second_stage() -> None:
+    (found,) = findings(ScheduleStartsOver, sittings(WARM_UP, WARM_UP, epochs=(2, 0), counts_on="step"))
+    assert found.severity is Severity.WARNING
+    (found,) = findings(ScheduleStartsOver, sittings(WARM_UP, WARM_UP, epochs=(2, 0), counts_on="epoch"))  # which the file does not hold
+    assert found.severity is Severity.ADVICE
 
 
 def test_a_new_scheduler_lets_the_loaded_rate_stand_for_one_step() -> None:

@@ -317,6 +317,39 @@ def steps(batches: list[int], losses: list[float]) -> list[bytes]:
     return [row(i, batch=b, loss=v, param=5, num_coll=1) for i, (b, v) in enumerate(zip(batches, losses, strict=True))]
 
 
+def aims(*columns: list[int], varied: bool = True, numel: int = 96, shares: int = 1) -> Run:
+    told = [event("loss_targets", line=71, digests=packed(c), numel=numel, varied=varied, shares=[site(25 + n) for n in range(shares)]) for c in columns]
+    rows = [steps([11 + r, 21 + r, 31 + r], [0.5 + r, 0.4, 0.3]) for r in range(2)]
+    return two([told[0]], [told[1]], rows=(rows[0], rows[1]))
+
+
+def test_equal_targets_under_noise_of_the_ranks_own() -> None:
+    found = said(NotSharded, aims([*range(1, 17)], [*range(1, 15)]))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 25
+    found = said(NotSharded, aims([*range(1, 17)], [*range(1, 17)], shares=2))
+    assert found.where is None or found.where.line != 25
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        aims([*range(1, 17)], [*range(2, 18)]),
+        aims([5] * 16, [5] * 16),  # one target for ever: an image that is fitted, a boundary
+        aims([1, 2] * 8, [1, 2] * 8),
+        aims([*range(1, 17)], [*range(1, 17)], varied=False),  # ones and zeros of a discriminator
+        aims([*range(1, 17)], [*range(1, 17)], numel=4),
+        aims([*range(1, 6)], [*range(1, 6)]),
+    ],
+)
+def test_targets_that_may_be_equal(healthy: Run) -> None:
+    silent(NotSharded, healthy)
+
+
+def test_targets_say_nothing_where_a_loader_deals_out() -> None:
+    told = [event("loss_targets", line=71, digests=packed([*range(1, 17)]), numel=96, varied=True, shares=[]) for _ in range(2)]
+    silent(NotSharded, two(*([told[r], *one_pass(0, share(r))] for r in range(2))))
+
+
 def test_equal_batches_by_hand() -> None:
     rows = steps([11, 12, 13], [0.5, 0.4, 0.3])
     assert said(NotSharded, two([], [], rows=(rows, rows))).severity is Severity.ERROR

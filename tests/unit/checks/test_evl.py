@@ -343,6 +343,14 @@ def test_stays_in_eval() -> None:
     silent(StaysInEval, two(modes((0, True), (4, False)), modes((0, True)), rows=(rows, rows)))  # one rank: SYN120
 
 
+def test_layers_in_eval_mode_by_another_module() -> None:
+    rows = [row(i) for i in range(8)]
+    told = event("shared_eval", line=32, s=4, module="Net", layers=["drop"], steps=4)
+    found = said(StaysInEval, two(*([*modes((0, True)), told] for _ in range(2)), rows=(rows, rows)))
+    assert found.where is not None and found.where.line == 32 and "another Net" in found.message
+    silent(StaysInEval, two([*modes((0, True)), told], modes((0, True)), rows=(rows, rows)))  # one rank: another mistake
+
+
 def test_statistics_frozen_on_purpose() -> None:
     """eval(), and training goes on at once; the evaluation of step 4 came before it and was left by train(). Without that, a context manager
     restored the mode that it had set."""

@@ -515,3 +515,12 @@ def test_a_clip_that_is_given_nothing(nothing: tuple[str, ...], severity: Severi
     told = [event("clip", line=48, norm=0.0, max_norm=1.0, nothing=n, s=s) for s, n in enumerate(nothing)]
     found = findings(CHECKS["OPT133"], run([recording(told, [row(s) for s in range(6)])]))
     assert [f.severity for f in found] == ([] if severity is None else [severity])
+
+
+# ---- OPT134 ----
+def test_an_average_that_outruns_the_steps() -> None:
+    told = event("average_idle", line=96, module="Net", made=site(40), windows=6, moves=4, idle=3, backwards=4)
+    (found,) = findings(CHECKS["OPT134"], two_ranks(extra=lambda rank: [told]))
+    assert found.where is not None and found.where.line == 96 and found.severity is Severity.WARNING and found.ranks == (0, 1)
+    assert "moves 4 times for each optimizer step, 3 of them" in found.message
+    assert findings(CHECKS["OPT134"], two_ranks()) == []

@@ -1,4 +1,4 @@
-"""SHM101-SHM111 on small runs: a parent and its workers."""
+"""SHM101-SHM112 on small runs: a parent and its workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from builder import event, findings, recording, row, run, site
 
 from harness.checks.engine import judge
 from harness.checks.shm.copy_never_refreshed import CopyNeverRefreshed
+from harness.checks.shm.counter_unlocked import CounterWithoutLock
 from harness.checks.shm.exhausted import SharedMemoryExhausted
 from harness.checks.shm.fork_after_threads import ForkAfterThreads
 from harness.checks.shm.gradients_shared import GradientsShared
@@ -264,6 +265,60 @@ def test_workers_that_draw_the_same_batches() -> None:
 )
 def test_workers_whose_batches_may_be_equal(healthy: Any) -> None:
     assert findings(SameBatches, hogwild(*healthy)) == []
+
+
+def fed(*columns: list[int], shared: int = 2, loader: bool = False) -> Run:
+    """Workers without a DataLoader, and what each fed its model."""
+    own = [
+        [
+            event("params", opt=0, kind="SGD", names=["a", "b"], shapes=SHAPES, shared=shared),
+            *([event("loader", line=50, loop=0)] if loader else []),
+            event("worker_fed", digests=datasets.pack(column), seeded=site(31)),
+        ]
+        for column in columns
+    ]
+    return hogwild(*own)
+
+
+def test_workers_that_draw_the_same_batches_by_hand() -> None:
+    found = findings(SameBatches, fed([*range(1, 11)], [*range(1, 13)]))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM107", Severity.WARNING, 31)]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        fed([*range(1, 11)], [*range(2, 12)]),
+        fed([*range(1, 6)], [*range(1, 6)]),  # too few to tell
+        fed([7] * 12, [7] * 12),  # all of the data in one batch
+        fed([1, 2] * 6, [1, 2] * 6),
+        fed([*range(1, 11)]),
+        fed([*range(1, 11)], [*range(1, 11)], shared=0),  # a search over settings: models of their own
+        fed([*range(1, 11)], [*range(1, 11)], loader=True),  # SHM107 has the indices
+    ],
+)
+def test_workers_whose_batches_by_hand_may_be_equal(healthy: Run) -> None:
+    assert findings(SameBatches, healthy) == []
+
+
+# ---- SHM112 ----
+def adding(*processes: tuple[str, list[int]]) -> Run:
+    """Each: the lock of what it adds to, and when."""
+    told = [[event("unlocked_add", line=26, t=t, lock=lock, num=2 << n) for n, t in enumerate(times)] for lock, times in processes]
+    return run([recording(), *(recording(own, pid=2000 + n, ppid=1000, role="child") for n, own in enumerate(told))], nproc=1)
+
+
+def test_a_counter_without_its_lock() -> None:
+    found = findings(CounterWithoutLock, adding(("/mp-a", [10, 20, 40]), ("/mp-a", [15, 30]), ("/mp-b", [12, 13])))
+    assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM112", Severity.WARNING, 26)]
+    assert "2 processes" in found[0].message
+
+
+def test_counters_that_nobody_else_writes() -> None:
+    assert findings(CounterWithoutLock, adding(("/mp-a", [10, 20]))) == []
+    assert findings(CounterWithoutLock, adding(("/mp-a", [10, 20]), ("/mp-b", [11, 21]))) == []  # one for each worker
+    assert findings(CounterWithoutLock, adding(("/mp-a", [10, 20]), ("/mp-a", [30, 40]))) == []  # one worker after the other
+    assert findings(CounterWithoutLock, adding()) == []
 
 
 # ---- SHM108 ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builder import event, findings, recording, row, run
+from builder import event, findings, recording, row, run, site
 from replica_runs import by_rank, details, setup, two_ranks
 
 from harness.checks import regime
@@ -23,6 +23,32 @@ MEAN_LOSS = event("loss", line=30, scaled=False, reduction="mean")
 def coll(op: str, line: int | None, *, s: int = 1, numel: int = 1, **fields: Any) -> Event:
     told = {"op": op, "numel": numel, "dtype": "float32", "n": 0, "grad": False, "world": True, "names": []}
     return event("coll", line=line, s=s, **(told | fields))
+
+
+def frequencies(*digests: tuple[int, int], ddp: bool = True, group: int = 2) -> Run:
+    """Each rank: the digest of a plain tensor after the wrap and at the third step."""
+    def extra(rank: int) -> list[Event]:
+        first, now = digests[rank]
+        one = {"name": "encode.freqs", "module": "Fourier", "first": first, "now": now, "drawn": site(15)}
+        return [event("plain_tensors", index=0, group_size=group, tensors=[one])]
+
+    return two_ranks(extra=extra, ddp=ddp)
+
+
+def test_a_plain_tensor_that_each_rank_draws_for_itself() -> None:
+    (found,) = findings(CHECKS["SYN144"], frequencies((3, 3), (4, 4)))
+    assert found.where is not None and found.where.line == 15 and found.severity is Severity.WARNING and "encode.freqs" in found.message
+
+
+@pytest.mark.parametrize("healthy", [
+    frequencies((3, 3), (3, 3)),  # drawn under one seed
+    frequencies((3, 5), (4, 6)),  # forward writes it: a cache, a state
+    frequencies((3, 3), (4, 4), group=1),  # models of the ranks' own
+    frequencies((0, 0), (4, 4)),  # not read
+    two_ranks(),
+])  # fmt: skip
+def test_plain_tensors_that_are_healthy(healthy: Run) -> None:
+    assert findings(CHECKS["SYN144"], healthy) == []
 
 
 def hooked(factor_at: dict[int, float], *, late: float = 1.0) -> Run:

@@ -1,0 +1,94 @@
+"""Numbers in shared memory (`multiprocessing.Value`) that a process reads and writes back without their lock.
+
+`value += 1` is a read under the lock and a write under the lock, and between them another process may have written.
+Event "unlocked_add" (at the 2nd, 4th, 8th, ... write of a statement; 40 in all): site, lock (name of the value's lock, the same in all processes),
+num. Only where the source reads and writes the same value in one statement, and neither the value's lock nor anything else that could be a
+lock is held: no `with`, no `acquire()` around it in the functions that the call came through.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from types import FrameType, ModuleType
+from typing import Any
+
+from .. import sites, syntax
+from ..arm import on_import
+from ..patching import quiet
+from ..state import S
+
+MAX_EVENTS, MAX_FRAMES = 40, 8
+NO_LOCKS = ("no_grad", "enable_grad", "inference_mode", "autocast", "open(", "record_function", "profile", "suppress", "tqdm", "device(")
+_counts: dict[tuple[sites.Site, str], int] = {}
+_num = [0]
+
+
+@quiet
+def _note(value: Any, frame: FrameType) -> None:
+    user = sites.user_frame(frame)
+    if user is None or _num[0] >= MAX_EVENTS:
+        return
+    site, lock = sites.of_frame(user), str(value._lock._semlock.name)
+    count = _counts[(site, lock)] = _counts.get((site, lock), 0) + 1
+    if count < 2 or count & (count - 1) or not reads_and_writes(site[0], site[1]) or _may_be_held(user):
+        return
+    _num[0] += 1
+    S.recorder.event("unlocked_add", site, lock=lock, num=count)
+
+
+def reads_and_writes(file: str, line: int) -> bool:
+    """`x.value += n`, or `x.value = x.value + n`."""
+    tree = syntax.tree(file)
+    for node in syntax.nodes(tree) if tree is not None else ():
+        if isinstance(node, ast.AugAssign) and syntax.spans(node, line) and _is_value(node.target):
+            return True
+        if isinstance(node, ast.Assign) and syntax.spans(node, line):
+            written = {ast.unparse(t) for t in node.targets if _is_value(t)}
+            if written & {ast.unparse(n) for n in ast.walk(node.value) if _is_value(n)}:
+                return True
+    return False
+
+
+def _is_value(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "value"
+
+
+def _may_be_held(user: FrameType | None) -> bool:
+    for _ in range(MAX_FRAMES):
+        if user is None:
+            return False
+        if may_hold_a_lock(user.f_code.co_filename, user.f_lineno):
+            return True
+        user = sites.user_frame(user.f_back)
+    return False
+
+
+def may_hold_a_lock(file: str, line: int) -> bool:
+    """A `with` around this line, or an `acquire()` in its function, that may be a lock's; also where there is no source to tell."""
+    tree = syntax.tree(file)
+    if tree is None:
+        return True
+    own = syntax.own_nodes(syntax.function_at(tree, line))
+    if any(isinstance(n, ast.Attribute) and n.attr in ("acquire", "enter_context") for n in own):
+        return True
+    items = [i for n in own if isinstance(n, (ast.With, ast.AsyncWith)) and n.lineno <= line <= (n.end_lineno or 0) for i in n.items]
+    return any(not any(word in ast.unparse(i.context_expr) for word in NO_LOCKS) for i in items)
+
+
+def _watch(module: ModuleType) -> None:
+    """Every `Value` of a plain number is of this class; its property takes the lock for one access."""
+    kind: Any = module.Synchronized
+    plain = kind.value
+
+    def write(self: Any, value: Any) -> None:
+        lock = getattr(self._lock, "_semlock", None)
+        if lock is not None and not S.recorder.disabled and not lock._is_mine():
+            _note(self, sys._getframe(1))
+        plain.fset(self, value)
+
+    kind.value = property(plain.fget, write)
+
+
+def arm() -> None:
+    on_import("multiprocessing.sharedctypes", _watch)

@@ -1,0 +1,48 @@
+"""Additions to a shared number without a lock, as the source shows them: told for the mistake, and for none of its healthy neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.probe.sensors import counters
+
+
+def at(tmp_path: Path, source: str) -> tuple[str, int]:
+    path = tmp_path / "work.py"
+    path.write_text(source)
+    return str(path), next(n for n, text in enumerate(source.splitlines(), 1) if "# here" in text)
+
+
+@pytest.mark.parametrize("statement", ["c.value += 1", "c.value = c.value + 2", "self.c.value -= 1"])
+def test_reads_and_writes(tmp_path: Path, statement: str) -> None:
+    file, line = at(tmp_path, f"def work(c):\n    for i in x:\n        {statement}  # here\n")
+    assert counters.reads_and_writes(file, line) and not counters.may_hold_a_lock(file, line)
+
+
+@pytest.mark.parametrize("statement", ["c.value = 0", "done.value = 1", "c.value = n.value + 1", "n += c.value"])
+def test_writes_only(tmp_path: Path, statement: str) -> None:
+    assert not counters.reads_and_writes(*at(tmp_path, f"def work(c):\n    {statement}  # here\n"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def work(c, lock):\n    with lock:\n        c.value += 1  # here\n",
+        "def work(c):\n    with c.get_lock():\n        if c.value > 3:\n            return\n        c.value += 1  # here\n",
+        "def work(c, lock):\n    lock.acquire()\n    c.value += 1  # here\n    lock.release()\n",
+        "def work(c, guard):\n    with guard() as g, torch.no_grad():\n        c.value += 1  # here\n",
+    ],
+)
+def test_a_lock_may_be_held(tmp_path: Path, source: str) -> None:
+    assert counters.may_hold_a_lock(*at(tmp_path, source))
+
+
+@pytest.mark.parametrize("around", ["torch.no_grad()", "torch.autocast('cpu')", "open('x') as f"])
+def test_a_with_that_is_no_lock(tmp_path: Path, around: str) -> None:
+    assert not counters.may_hold_a_lock(*at(tmp_path, f"def work(c):\n    with {around}:\n        c.value += 1  # here\n"))
+
+
+def test_without_source_a_lock_may_be_held() -> None:
+    assert counters.may_hold_a_lock("/none.py", 3) and not counters.reads_and_writes("/none.py", 3)
