@@ -51,7 +51,7 @@ def look(frames: list[sites.Site], op: str, position: int) -> dict[str, Any] | N
     if tree is None:
         return None
     place = Place(tree, syntax.function_at(tree, frames[0][1]), frames[0][1], frames)
-    given = next((g for call in _calls(place, op) if (g := _argument(call, position)) is not None), None)
+    given = next((g for call in calls(place, op) if (g := argument(call, position)) is not None), None)
     return None if given is None else _follow(given, place, "", 0)
 
 
@@ -61,7 +61,7 @@ def divided_by_ranks(site: sites.Site, op: str) -> bool:
     if tree is None:
         return False
     place = Place(tree, syntax.function_at(tree, site[1]), site[1], [])
-    names = {ast.unparse(g) for call in _calls(place, op) if (g := _argument(call, 0)) is not None}
+    names = {ast.unparse(g) for call in calls(place, op) if (g := argument(call, 0)) is not None}
     for node in syntax.own_nodes(place.scope):
         divided = syntax.division(node)
         if divided is None or (not isinstance(node, ast.Call) and getattr(node, "lineno", 0) < site[1]):
@@ -79,7 +79,7 @@ def look_for_pairs(frames: list[sites.Site], op: str, position: int) -> sites.Si
     if tree is None:
         return None
     place = Place(tree, syntax.function_at(tree, frames[0][1]), frames[0][1], frames)
-    given = next((g for call in _calls(place, op) if (g := _argument(call, position)) is not None), None)
+    given = next((g for call in calls(place, op) if (g := argument(call, position)) is not None), None)
     for node in _resolved(given, place, 8) if given is not None else ():
         sides = _sides(node)
         if sides is None or not isinstance(node, ast.expr):
@@ -125,13 +125,13 @@ def _gathers(place: Place, line: int) -> bool:
     return any("gather" in (name := _callee(n)) and (name != "gather" or getattr(getattr(n.func, "value", None), "id", "") in ("dist", "")) for n in calls)
 
 
-def _calls(place: Place, name: str) -> Iterator[ast.Call]:
+def calls(place: Place, name: str) -> Iterator[ast.Call]:
     for node in syntax.own_nodes(place.scope):
         if isinstance(node, ast.Call) and _callee(node) == name and syntax.spans(node, place.line):
             yield node
 
 
-def _argument(call: ast.Call, position: int) -> ast.expr | None:
+def argument(call: ast.Call, position: int) -> ast.expr | None:
     named = [k.value for k in call.keywords if k.arg in ("tensor", "obj", "object", "input_tensor")]
     return named[0] if named else call.args[position] if len(call.args) > position else None
 
@@ -234,7 +234,7 @@ def _from_caller(name: str, place: Place, label: str, depth: int) -> dict[str, A
     if name not in names or tree is None:
         return None
     caller = Place(tree, syntax.function_at(tree, frames[0][1]), frames[0][1], frames)
-    for call in _calls(caller, function.name):
+    for call in calls(caller, function.name):
         at = names.index(name) - (names[0] in ("self", "cls"))
         named = next((k.value for k in call.keywords if k.arg == name), None)
         given = named or (call.args[at] if 0 <= at < len(call.args) else None)

@@ -30,16 +30,16 @@ def divided_at(loop: sites.Site, made: sites.Site) -> sites.Site | None:
     loops = [n for n in syntax.own_nodes(scope) if isinstance(n, ast.For) and n.lineno == loop[1]]
     if not loops:
         return None
-    sets = {f"{ast.unparse(_iterated(loops[0].iter))}.dataset", *_given(other, made[1])}
+    sets = {f"{ast.unparse(iterated(loops[0].iter))}.dataset", *_given(other, made[1])}
     counted = {ast.unparse(n.target) for n in syntax.nodes(loops[0]) if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Add)}
     behind = [n for n in syntax.own_nodes(scope) if isinstance(n, ast.expr) and n.lineno > (loops[0].end_lineno or loop[1])]
-    found = [n for n in behind if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div) and _length(n.right) in sets and _bare(n.left) in counted]
+    found = [n for n in behind if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div) and length(n.right) in sets and bare(n.left) in counted]
     handed = {ast.unparse(a) for n in behind if isinstance(n, ast.Call) and _callee(n) not in PLAIN for a in n.args}  # to a reduction, maybe
-    lines = [n.lineno for n in found if _bare(n.left) not in handed]
+    lines = [n.lineno for n in found if bare(n.left) not in handed]
     return (loop[0], min(lines), loop[2]) if lines else None
 
 
-def _iterated(node: ast.expr) -> ast.expr:
+def iterated(node: ast.expr) -> ast.expr:
     while isinstance(node, ast.Call) and _callee(node) in WRAPPERS and node.args:
         node = node.args[0]
     return node
@@ -52,19 +52,19 @@ def _given(tree: ast.Module, line: int) -> set[str]:
     return {ast.unparse(g) for g in given if isinstance(g, (ast.Name, ast.Attribute))}
 
 
-def _length(node: ast.expr) -> str:
+def length(node: ast.expr) -> str:
     """The text of X in len(X)."""
     return ast.unparse(node.args[0]) if isinstance(node, ast.Call) and _callee(node) == "len" and node.args else ""
 
 
-def _bare(node: ast.expr) -> str:
+def bare(node: ast.expr) -> str:
     """The name in `count`, `count.item()`, `float(count)`, `100 * count`."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         sides = [s for s in (node.left, node.right) if not isinstance(s, ast.Constant)]
-        return _bare(sides[0]) if len(sides) == 1 else ""
+        return bare(sides[0]) if len(sides) == 1 else ""
     if isinstance(node, ast.Call) and _callee(node) in PLAIN:
         inner = node.func.value if isinstance(node.func, ast.Attribute) else node.args[0] if node.args else None
-        return _bare(inner) if inner is not None else ""
+        return bare(inner) if inner is not None else ""
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Attribute)) else ""
 
 

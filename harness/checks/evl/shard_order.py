@@ -3,7 +3,8 @@
 What it does
     For evaluations under a distributed sampler whose predicted classes are gathered from all ranks: computes the accuracy that each rank's
     predictions have with its own labels, and the one that the parts have with the labels in the order of the data set, put one behind the
-    other or taken by turns. A finding where a reported number is one of these and not the first.
+    other or taken by turns. A finding where a reported number is one of these and not the first. So too where the source compares the best column of
+    each gathered row with `arange(n)`, put one behind the other, against columns that were not gathered.
 
 Why it is bad
     A DistributedSampler deals samples out by turns: rank 0 has 0, 2, 4, ... Put one behind the other, the ranks' parts are in another order
@@ -45,6 +46,9 @@ class GatheredInShardOrder(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
         calls = [c for c in _calls(run) if len(c) == run.world_size]
+        if (found := self._numbered(run)) is not None:
+            yield found
+            return
         if not calls:
             raise NotApplicable("no predicted classes are gathered")
         for call in calls:
@@ -67,6 +71,22 @@ class GatheredInShardOrder(Check):
                 if value is not None:
                     return self._found(run, event, drawn[0], f"{how}, are compared with labels in the order of the data set: accuracy {wrong:.4f}", value, right)
         return None
+
+    def _numbered(self, run: Run) -> Finding | None:
+        """Rows of a retrieval: row i is compared with i."""
+        firsts = [next((e for e in r.of("gathered") if e["numbered"]), None) for r in run.present]
+        drawn = [None if e is None else _dealt_before(run, rank, e) for rank, e in enumerate(firsts)]
+        event, one = firsts[0], drawn[0]
+        if event is None or one is None or any(d is None for d in drawn):
+            return None
+        return self.finding(
+            "the rows gathered from the ranks, put one behind the other, are taken for the samples 0, 1, 2, ... of the data set",
+            where=where_of(event["numbered"]) or event.where,
+            ranks=run.rank_ids,
+            notes=[f"rank 0 has samples {', '.join(str(i) for i in one.indices[:4])}, ...: row 1 is sample {one.indices[1]}"],
+            help="undo the turns (`torch.stack(parts, 1).flatten(0, 1)`), or gather what the rows are compared with as well",
+            severity=Severity.WARNING,
+        )
 
     def _found(self, run: Run, event: Event, one: Pass, what: str, value: Value, right: float) -> Finding:
         turned = "undo the turns (`torch.stack(parts, 1).flatten()`), or gather the labels as well and compare part by part"
@@ -106,6 +126,18 @@ def _pass_before(run: Run, rank: int, event: Event) -> Pass | None:
         return None
     shared = number((one.distributed or {}).get("num_replicas")) == run.world_size
     return one if shared and len(one.labels) == len(one.indices) == number(event["leaves"]) else None
+
+
+def _dealt_before(run: Run, rank: int, event: Event) -> Pass | None:
+    """The last pass before it, if a distributed sampler dealt its samples out by turns and as many rows were gathered."""
+    recording = run.ranks[rank]
+    ended = [p for p in passes.of_recording(rank, recording) if p.closed is not None and p.closed.t_ns < event.t_ns] if recording is not None else []
+    one = ended[-1] if ended else None
+    if one is None or one.closed is None or not one.evaluates or not one.exhausted or one.closed.step != event.step or len(one.indices) < 3:
+        return None
+    shared = number((one.distributed or {}).get("num_replicas")) == run.world_size
+    rows = number(event["leaves"]) % len(one.indices) == 0
+    return one if shared and rows and list(one.indices[:3]) != list(range(one.indices[0], one.indices[0] + 3)) else None
 
 
 def _accuracies(classes: list[tuple[int, ...]], drawn: list[Pass]) -> tuple[float, dict[str, float]]:

@@ -1,7 +1,8 @@
 """OPT110 clip-without-unscale: gradients are clipped while they still bear the scaler's factor
 
 What it does
-    Looks for clip_grad_norm_ between GradScaler.scale(...).backward() and GradScaler.unscale_.
+    Looks for clip_grad_norm_ between GradScaler.scale(...).backward() and GradScaler.unscale_. So too for a function of the script's own that writes
+    gradients by a bound on their norm, where they come to less than a sixteenth between the backward and GradScaler.step, step after step.
 
 Why it is bad
     The norm is the scale times too large: nearly every step is clipped to almost nothing, and how much depends on the scale.
@@ -29,7 +30,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run, where_of
 
 
 class ClipWithoutUnscale(Check):
@@ -39,6 +40,10 @@ class ClipWithoutUnscale(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         clips = [(rank, e) for rank, e in run.events("clip")]
+        by_hand = [(rank, e) for rank, e in run.events("scaled_clip")]
+        if by_hand:
+            yield self._by_hand(by_hand[0][1], [rank for rank, _ in by_hand])
+            return
         if not clips:
             raise NotApplicable("no gradient clipping")
         scaled = [(rank, e) for rank, e in clips if e["scaled"] and e["max_norm"] != math.inf]
@@ -49,5 +54,18 @@ class ClipWithoutUnscale(Check):
             where=scaled[0][1].where,
             ranks=replicas.rank_list([r for r, _ in scaled]),
             notes=[f"{len(scaled)} of {len(clips)} calls; norm {scaled[0][1]['norm']:.4g} against a limit of {scaled[0][1]['max_norm']}"],
+            help="call scaler.unscale_(optimizer) before clipping",
+        )
+
+    def _by_hand(self, event: Event, ranks: list[int]) -> Finding:
+        wrote = where_of(event["wrote"])
+        return self.finding(
+            f"gradients are clipped by hand while they are still multiplied by the scaler's {event['scale']:g}: it takes nearly all of them away",
+            where=event.where,
+            ranks=replicas.rank_list(ranks),
+            notes=[
+                f"in {event['shrunk']} of {event['of']} steps less than a sixteenth of the gradient is left, and the scaler then divides that",
+                *([f"line {wrote.line} writes them"] if wrote is not None else []),
+            ],
             help="call scaler.unscale_(optimizer) before clipping",
         )

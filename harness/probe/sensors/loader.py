@@ -11,8 +11,8 @@ the end), worker_random ([torch, python, numpy, own] generators moved in a worke
 seeded with), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
 attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences. Event "loop" (first time a
-statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py. Event "set_epoch":
-epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
+statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py,
+batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from array import array
 from functools import partial
 from typing import Any
 
-from .. import datasets, digests, origins, overwhole, sites, workerseeds
+from .. import batchmeans, datasets, digests, origins, overwhole, sites, workerseeds
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import before, quiet, wrap
@@ -150,7 +150,8 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
         S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=datasets.fingerprint(loader.dataset), drawn=[*rng.early])
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])
-        S.recorder.event("loop", site, of="loader", whole=overwhole.told(site, _made.get(id(loader))), **origins.loops(stack))
+        whole = overwhole.told(site, _made.get(id(loader)))
+        S.recorder.event("loop", site, of="loader", whole=whole, batch_means=batchmeans.told(site), **origins.loops(stack))
 
 
 _made: dict[int, dict[str, Any]] = {}

@@ -2,13 +2,13 @@
 
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
 "avg" | "max" | ...), before, after (values), rows (samples of the last batch), metric (at the first
-call of a site, as pairs, by_ranks: see nonlinear.py), at_t, at_y, at (time, synchronisations and step of the
+call of a site, as pairs, by_ranks: see nonlinear.py; chosen: see choices.py), at_t, at_y, at (time, synchronisations and step of the
 call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
 numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py); of whole numbers, one a sample: classes (packed
-digests), joined (the statement behind it that puts the parts together).
+digests), joined (the statement behind it that puts the parts together); at the first call of a site numbered: see shardorder.py.
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
 """
 
@@ -18,7 +18,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from .. import cuts, datasets, digests, nonlinear, origins, sites
+from .. import choices, cuts, datasets, digests, nonlinear, origins, shardorder, sites
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -108,6 +108,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "result": sites.as_json(origins.result_after(site) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
         "metric": nonlinear.look(sites.stack(3, 4), op, 0) if _counts.get(site) == 1 else None,
         "by_ranks": _counts.get(site) == 1 and nonlinear.divided_by_ranks(site, op),
+        "chosen": choices.look(site, op, 0) if _counts.get(site) == 1 else None,
         "pairs": sites.as_json(nonlinear.look_for_pairs(sites.stack(3, 4), op, 0) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
     }
     if tensor.numel() > MAX_NUMEL:
@@ -191,9 +192,11 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
     leaves = _leaves(given, values)
     metric = nonlinear.look(sites.stack(3, 4), op, GATHERS[op]) if _counts[site] == 1 else None
     classes = _classes(given) if _counts[site] <= MAX_CLASSED else None
+    numbered = shardorder.numbered(site) if _counts[site] == 1 and leaves > MAX_NUMEL else None
     S.recorder.event(
         "gathered", site, op=op, metric=metric, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves,
-        at_t=time.time_ns(), at=S.steps, cut=_may_cut(), **(classes or {}),
+        at_t=time.time_ns(), at=S.steps, cut=_may_cut(),
+        **({"numbered": sites.as_json(numbered)} if numbered is not None else {}), **(classes or {}),
     )  # fmt: skip
 
 

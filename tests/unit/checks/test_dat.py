@@ -19,6 +19,7 @@ from harness.checks.dat.coverage import ShardsDoNotCover
 from harness.checks.dat.epoch_not_set import EpochNotSet
 from harness.checks.dat.first_batch import FirstBatchAgain
 from harness.checks.dat.iterable import IterableNotSharded
+from harness.checks.dat.names_differ import NamesNumberedApart
 from harness.checks.dat.noise_repeats import NoiseRepeats
 from harness.checks.dat.not_sharded import NotSharded
 from harness.checks.dat.order_differs import SampleOrderDiffers
@@ -348,6 +349,21 @@ def test_targets_that_may_be_equal(healthy: Run) -> None:
 def test_targets_say_nothing_where_a_loader_deals_out() -> None:
     told = [event("loss_targets", line=71, digests=packed([*range(1, 17)]), numel=96, varied=True, shares=[]) for _ in range(2)]
     silent(NotSharded, two(*([told[r], *one_pass(0, share(r))] for r in range(2))))
+
+
+def numbered(*ranks: dict[int, int], name: str = "index") -> Run:
+    told = [event("name_index", line=34, owner="Vocabulary", name=name, num=29, some=[list(p) for p in sorted(r.items())]) for r in ranks]
+    return two([told[0]], [told[1]])
+
+
+def test_names_that_have_another_number_on_each_rank() -> None:
+    words = {100 + n: n for n in range(8)}
+    turned = {key: 7 - n for key, n in words.items()}
+    found = said(NamesNumberedApart, numbered(words, turned))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 34 and "8 of 8" in found.message
+    silent(NamesNumberedApart, numbered(words, words))
+    silent(NamesNumberedApart, numbered(words, {500 + n: n for n in range(8)}))  # files of its own share
+    silent(NamesNumberedApart, numbered(words, words | {100: 1, 101: 0, 900: 8}))  # two of eight
 
 
 def test_equal_batches_by_hand() -> None:

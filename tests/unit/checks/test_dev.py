@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from harness.checks.dev.autocast_elsewhere import AutocastElsewhere
 from harness.checks.dev.backend_does_not_fit_device import BackendDoesNotFitDevice
 from harness.checks.dev.data_parallel_in_job import DataParallelInJob
 from harness.checks.dev.device_ids_mismatch import DeviceIdsMismatch
@@ -197,3 +198,11 @@ def test_a_healthy_cpu_run_and_torn_recordings(check: type) -> None:
     torn.append(event("devices", uuid="x", contexts="no", uuids=7, count=None))
     findings(check, run([]))
     findings(check, run([recording(torn, [row(0)[:30]]), recording(torn, rank=1)], exits=(1, 1)))
+
+
+# ---- DEV110 ----
+def test_autocast_for_another_device() -> None:
+    told = event("autocast_elsewhere", line=40, asked=["cuda"], on=["cpu"])
+    (found,) = findings(AutocastElsewhere, run([recording([told], [row(0)], rank=r) for r in range(2)]))
+    assert found.code == "DEV110" and found.severity is Severity.WARNING and found.where is not None and found.where.line == 40 and found.ranks == (0, 1)
+    assert findings(AutocastElsewhere, run([recording([], [row(0)])])) == []

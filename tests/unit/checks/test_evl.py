@@ -10,8 +10,10 @@ import pytest
 from builder import event, recording, row, site
 
 from harness.checks.base import Check, Inconclusive
+from harness.checks.evl.batch_means import MeanOfBatchMeans
 from harness.checks.evl.best_of_one_shard import BestOfOneShard
 from harness.checks.evl.by_own_count import SumByOwnCount
+from harness.checks.evl.chosen_apart import ChosenByEachShard
 from harness.checks.evl.dropout_stays_on import DropoutStaysOn
 from harness.checks.evl.dropped import EvalDropsSamples
 from harness.checks.evl.everywhere import EvalOnAllRanks
@@ -21,6 +23,7 @@ from harness.checks.evl.mean_of_metrics import MeanOfMetrics
 from harness.checks.evl.never_evals import NeverEvals
 from harness.checks.evl.one_shard import MetricFromOneShard
 from harness.checks.evl.own_candidates import CandidatesOfOneShard
+from harness.checks.evl.padded_gather import GatheredPaddingCounted
 from harness.checks.evl.padding import EvalPaddingDuplicates
 from harness.checks.evl.reduced_again import TotalsReducedAgain
 from harness.checks.evl.reports import Report, Value
@@ -692,6 +695,79 @@ def test_gathered_in_shard_order() -> None:
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.900"))  # also what they are when taken by turns
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.452"))
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.100", hits=(0,)))  # the same either way
+
+
+def test_rows_that_are_taken_for_samples() -> None:
+    def run(dealt: tuple[list[int], list[int]], num: int = 5, told: bool = True) -> Run:
+        own = []
+        for rank, mine in enumerate(dealt):
+            drawn = measured(1, 2, rank=rank, opened=sampler(rank), indices=pack(mine), num_samples=num)
+            more = {"numbered": site(51)} if told else {}
+            own.append([*trained(0, 2), *drawn, event("gathered", line=50, s=2, y=6, op="all_gather", leaves=16 * num, **more)])
+        return two(*own)
+
+    by_turns = ([0, 2, 4, 6, 8], [1, 3, 5, 7, 9])
+    found = said(GatheredInShardOrder, run(by_turns))
+    assert found.where is not None and found.where.line == 51 and "row 1 is sample 2" in found.notes[0]
+    silent(GatheredInShardOrder, run(([0, 1, 2, 3, 4], [5, 6, 7, 8, 9])))  # dealt in blocks: row i is sample i
+    silent(GatheredInShardOrder, run(by_turns, told=False))
+
+
+def test_a_choice_of_each_shard_that_is_added_up() -> None:
+    def run(before: tuple[list[float], list[float]], kind: str = "sum", told: bool = True) -> Run:
+        own = []
+        for rank in range(2):
+            one = reduced(before[rank], [7.0, 20.0], s=2, kind=kind)
+            one.data["chosen"] = {"site": site(30), "scores": "hits", "chosen": "GRID"} if told else None  # type: ignore[index]
+            own.append([*trained(0, 2), one])
+        return two(*own)
+
+    found = said(ChosenByEachShard, run(([3.0, 10.0], [4.0, 10.0])))
+    assert found.where is not None and found.where.line == 30 and found.severity is Severity.WARNING and "`GRID`" in found.message
+    silent(ChosenByEachShard, run(([3.0, 10.0], [3.0, 10.0])))  # each rank measures all of it
+    silent(ChosenByEachShard, run(([3.0, 10.0], [4.0, 10.0]), kind="max"))
+    silent(ChosenByEachShard, run(([3.0, 10.0], [4.0, 10.0]), told=False))
+
+
+def padded(shown: tuple[str, str], *, lengths: tuple[int, int] = (10, 8), gathered: int = 10) -> Run:
+    """Two evaluations; 9 of 10 and 7 of 8 are right, and the padding of the second rank is zeros on both sides."""
+    own: list[list[Event]] = []
+    for rank, num in enumerate(lengths):
+        told: list[Event] = [*trained(0, 2)]
+        for n in range(2):
+            s = 2 + n
+            labels = [*range(1, num + 1), *[0] * (gathered - num)]
+            guesses = [99, *labels[1:]]
+            told += measured(1 + n, s, rank=rank, num_samples=num)
+            told += [event("gathered", line=22, s=s, y=6, op="all_gather", classes=pack(v), leaves=gathered, joined=site(23)) for v in (guesses, labels)]
+            told += [says(shown[n], s=s, y=6)] if rank == 0 else []
+        own.append(told)
+    return two(*own)
+
+
+def test_padding_that_is_scored() -> None:
+    found = said(GatheredPaddingCounted, padded(("accuracy 0.900", "accuracy 0.900")))  # 18 of 20; of the samples 16 of 18
+    assert found.where is not None and found.where.line == 23 and "accuracy 0.9000, of the samples themselves 0.8889" in found.message
+    silent(GatheredPaddingCounted, padded(("accuracy 0.889", "accuracy 0.889")))
+    silent(GatheredPaddingCounted, padded(("accuracy 0.900", "accuracy 0.889")))
+    silent(GatheredPaddingCounted, padded(("accuracy 0.900", "recall 0.444")))  # seen once: a coincidence
+    silent(GatheredPaddingCounted, padded(("accuracy 0.900", "accuracy 0.900"), lengths=(10, 10)))
+    silent(GatheredPaddingCounted, padded(("accuracy 0.900", "accuracy 0.900"), lengths=(8, 8)))  # padded to something else
+
+
+def test_accuracies_of_unequal_batches() -> None:
+    def run(sizes: list[int], told: bool = True, batches: int = 4, **ended: Any) -> Run:
+        loop = event("loop", line=40, of="loader", batch_means=site(42) if told else None)
+        own = [loop, *one_pass(1, line=40, s=2, batch_sizes=sizes, num_batches=batches, **ended)]
+        return two(own, own)
+
+    found = said(MeanOfBatchMeans, run([16, 2, 2]))
+    assert found.where is not None and found.where.line == 42 and "8.0 times" in found.notes[0]
+    silent(MeanOfBatchMeans, run([16, 16, 16]))
+    silent(MeanOfBatchMeans, run([16, 10, 10]))
+    silent(MeanOfBatchMeans, run([16, 2, 2], told=False))
+    silent(MeanOfBatchMeans, run([16, 2, 2], backwards=4, steps=4))  # a meter of training
+    silent(MeanOfBatchMeans, run([16, 2, 2], batches=400))
 
 
 def test_candidates_of_one_shard() -> None:

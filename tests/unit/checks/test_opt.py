@@ -517,6 +517,12 @@ def test_a_clip_that_is_given_nothing(nothing: tuple[str, ...], severity: Severi
     assert [f.severity for f in found] == ([] if severity is None else [severity])
 
 
+def test_a_clip_of_the_scripts_own_while_scaled() -> None:
+    told = event("scaled_clip", line=61, wrote={"file": "/home/u/train.py", "line": 25, "func": "clip_", "text": "p.grad.copy_(x)"}, scale=4096.0, shrunk=6, of=6)
+    (found,) = findings(CHECKS["OPT110"], two_ranks(extra=lambda rank: [told]))
+    assert found.where is not None and found.where.line == 61 and found.severity is Severity.ERROR and "line 25 writes them" in found.notes
+
+
 # ---- OPT134 ----
 def test_an_average_that_outruns_the_steps() -> None:
     told = event("average_idle", line=96, module="Net", made=site(40), windows=6, moves=4, idle=3, backwards=4)
