@@ -15,11 +15,9 @@ from typing import Any
 
 ENV_RUN_ID, ENV_PROBE_DIR = "_HARNESS_RUN_ID", "_HARNESS_PROBE_DIR"
 PR_SET_PDEATHSIG = 1
-NOT_SPARED = ("__main__", "__mp_main__", "builtins", "sys", "torch.distributed.distributed_c10d")
 _libc = ctypes.CDLL(None)
 _libc.getenv.restype = ctypes.c_void_p
 _mark = _libc.getenv(ENV_RUN_ID.encode())  # in the block that /proc/<pid>/environ shows; os.environ writes elsewhere
-_preloaded: list[str] = []
 _mark_bytes = len(os.environ.get(ENV_RUN_ID, ""))
 
 
@@ -60,8 +58,6 @@ def become(task: Task) -> None:
     """Never returns normally but for a script that came to its end; SystemExit and the like leave through the interpreter's own end."""
     _take_identity(task)
     _take_environment(task)
-    _leave_at_once()
-    _note_preloaded()
     _reseed()
     _arm_probe(task)
     run(task.argv[0])
@@ -99,27 +95,6 @@ def _take_environment(task: Task) -> None:
     sys.path.insert(0, os.path.dirname(os.path.realpath(task.argv[0])))  # noqa: PTH120
 
 
-def _leave_at_once() -> None:
-    """When exit() has come to what was loaded before the fork, the process ends: 0.5 s of CPU a rank for libtorch's static destructors, which
-    unregister operators one by one. All of Python's own end comes before that: threads, atexit, what modules hold, process groups; and so do
-    the destructors of libraries that the script itself loads. C streams are flushed as exit() would."""
-    if hasattr(_libc, "on_exit") and hasattr(_libc, "__cxa_atexit"):  # glibc; handlers run in reverse order
-        _libc.on_exit(ctypes.cast(_libc._exit, ctypes.c_void_p), None)  # is given the exit status
-        getattr(_libc, "__cxa_atexit")(ctypes.cast(_libc.fflush, ctypes.c_void_p), None, None)
-
-
-def spare_preloaded() -> None:
-    """The last atexit handler of a rank: what was loaded before the fork is not taken apart module by module, which would copy 150 MB of pages
-    and cost 0.3 s of CPU a rank. The script's own modules are, with all that they hold, and so is what holds the process groups."""
-    for name in _preloaded:
-        if (module := sys.modules.pop(name, None)) is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
-
-
-def _note_preloaded() -> None:
-    _preloaded.extend(name for name in sys.modules if name not in NOT_SPARED)
-
-
 def _reseed() -> None:
     """Generators that a fresh process seeds from the system; `random` does so itself after a fork, CUDA's default seed is fixed anyway."""
     if torch := sys.modules.get("torch"):
@@ -128,20 +103,33 @@ def _reseed() -> None:
         numpy.random.seed()
 
 
-def _arm_probe(task: Task) -> None:
-    path = os.path.join(task.env.get(ENV_PROBE_DIR, ""), "bootstrap.py")  # noqa: PTH118
-    if ENV_PROBE_DIR not in task.env or not os.path.exists(path):  # noqa: PTH110
-        return
-    import importlib.util
-
+def preload_probe(folder: str) -> None:
+    """In the server: the probe's modules, so that no rank reads, unmarshals and runs eighty of them (60 ms of CPU a rank). Nothing is armed."""
     try:
-        spec = importlib.util.spec_from_file_location("_harness_probe_bootstrap", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        module.arm_from_environment()
+        _bootstrap(folder).preload()
+    except Exception as error:  # each rank tries it by itself then, and tells what is wrong
+        os.write(2, f"harness: the probe was not preloaded: {error!r}\n".encode())
+
+
+def _arm_probe(task: Task) -> None:
+    folder = task.env.get(ENV_PROBE_DIR, "")
+    if ENV_PROBE_DIR not in task.env or not os.path.exists(os.path.join(folder, "bootstrap.py")):  # noqa: PTH110, PTH118
+        return
+    try:
+        _bootstrap(folder).arm_from_environment()
     except Exception as error:  # the script runs all the same; the verdict will say that the rank did not report
         os.write(2, f"harness: the probe did not arm: {error!r}\n".encode())
+
+
+def _bootstrap(folder: str) -> Any:
+    """The probe's loader, by its path: no name of ours is importable in a rank."""
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("_harness_probe_bootstrap", os.path.join(folder, "bootstrap.py"))  # noqa: PTH118
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run(path: str) -> None:

@@ -39,7 +39,9 @@ def _load(name: str) -> Any:
 
 wire = _load("warm_wire")
 rank = _load("warm_rank")
-atexit.register(rank.spare_preloaded)  # before any other, so it runs last
+end = _load("warm_end")
+atexit.register(end.spare_preloaded)  # before any other, so it runs last
+PROBE = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/probe"  # noqa: PTH100, PTH120
 # With what the agent would import only when it runs; 60 ms of each launch.
 AGENT_MODULES = (
     "torch",
@@ -52,8 +54,8 @@ AGENT_MODULES = (
 class Server:
     """Waits for preload orders and for one client at a time."""
 
-    def __init__(self, path: str, control: int, ready: int) -> None:
-        self.path, self.control, self.ready = path, control, ready
+    def __init__(self, path: str, control: int, ready: int, probe: str = "") -> None:
+        self.path, self.control, self.ready, self.probe = path, control, ready, probe
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(path)
         self.listener.listen(8)
@@ -68,7 +70,10 @@ class Server:
             except BaseException as error:
                 problem = f"import {name}: {type(error).__name__}: {error}"
                 break
+        if self.probe:
+            rank.preload_probe(self.probe)
         gc.enable()
+        end.note_preloaded()
         gc.freeze()  # a rank's collector walks, and so copies, nothing of ours: 2.2 s of CPU at its end fall to 0.6 s
         self.tell(problem or rank.unsafe_to_fork())
 
@@ -154,7 +159,7 @@ def start(arguments: list[str]) -> Server:
     """The server of this process: of a rank, or, after a fork, of the agent."""
     own = arguments[0], int(arguments[1]), int(arguments[2])
     if len(arguments) == 3:
-        return Server(*own)
+        return Server(*own, PROBE)
     line = b""
     while not line.endswith(b"\n"):
         line += os.read(own[1], 1)
@@ -174,7 +179,7 @@ def start(arguments: list[str]) -> Server:
         return server
     for descriptor in agent[1:]:
         os.close(descriptor)
-    server = Server(*own)
+    server = Server(*own, PROBE)
     server.preload(names)
     return server
 
@@ -213,4 +218,10 @@ def leave_quickly() -> NoReturn:
 task = main()
 if task is None:
     leave_quickly()
-rank.become(task)
+end.leave_at_once()
+try:
+    rank.become(task)
+except SystemExit as leave:
+    end.expect(leave.code)
+    raise
+end.expect(None)

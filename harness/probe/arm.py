@@ -26,6 +26,7 @@ def arm() -> None:
     main = not os.environ.get(_MAIN_MARK)
     if main:
         os.environ[_MAIN_MARK] = str(os.getpid())
+    S.reset()  # a warm server may have made it minutes ago
     S.recorder = Recorder(os.environ[protocol.ENV_RUN_DIR], "main" if main else "child")
     if main:
         S.recorder.start()

@@ -12,10 +12,13 @@ PRIVATE_NAME = "_harness_probe"
 
 
 def load() -> ModuleType:
-    """The private package, loaded once a process."""
-    if PRIVATE_NAME in sys.modules:
-        return sys.modules[PRIVATE_NAME]
+    """The private package, loaded once a process; again where a warm server has loaded another folder's."""
     folder = os.path.dirname(os.path.abspath(__file__))
+    if PRIVATE_NAME in sys.modules:
+        if sys.modules[PRIVATE_NAME].__path__ == [folder]:
+            return sys.modules[PRIVATE_NAME]
+        for name in [n for n in sys.modules if n.partition(".")[0] == PRIVATE_NAME]:
+            del sys.modules[name]
     spec = importlib.util.spec_from_file_location(
         PRIVATE_NAME,
         os.path.join(folder, "__init__.py"),
@@ -26,6 +29,20 @@ def load() -> ModuleType:
     sys.modules[PRIVATE_NAME] = module
     spec.loader.exec_module(module)
     return module
+
+
+def preload() -> None:
+    """In a warm server, for the ranks that are forked off it: imports what arming imports, and arms nothing."""
+    import importlib
+    import pkgutil
+
+    load()
+    for name in ("arm", "failures"):
+        importlib.import_module(f"{PRIVATE_NAME}.{name}")
+    if "torch" in sys.modules:
+        package = importlib.import_module(f"{PRIVATE_NAME}.sensors")
+        for info in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{info.name}")
 
 
 def is_launcher() -> bool:

@@ -49,7 +49,7 @@ _spent = [0.0]
 _told = [False]
 unheld: list[weakref.ref[Any]] = []  # leaves of the loss that was looked at last, where it reaches nothing that a known optimizer holds
 _second = [False]  # the last look was followed by one at the very next backward
-_began = time.perf_counter()
+_began = [0.0]
 _early: set[tuple[str, int]] = set()
 _made: dict[int, sites.Site] = {}  # number of a module that was made in mid-run -> the innermost statement that was not run before
 _held = [0]  # elements that optimizers hold
@@ -82,7 +82,7 @@ def look(loss: Any) -> None:
     began = time.perf_counter()
     _next[0] = max(1, 2 * S.backwards)
     _modules[0] = names.num_made[0]
-    if _spent[0] > BUDGET_S + 0.001 * (began - _began) or not marks.table or getattr(loss, "grad_fn", None) is None:
+    if _spent[0] > BUDGET_S + 0.001 * (began - _began[0]) or not marks.table or getattr(loss, "grad_fn", None) is None:
         return
     held = {id(p): o for o in marks.optimizers() for g in o.param_groups for p in g["params"]}
     reached = manual.leaves(loss)
@@ -184,4 +184,5 @@ def _finish() -> None:
 
 def arm() -> None:
     """Backward, optimizers and modules call this file."""
+    _began[0] = time.perf_counter()
     at_close.append(quiet(_finish))
