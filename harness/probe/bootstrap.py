@@ -43,6 +43,8 @@ def preload() -> None:
         package = importlib.import_module(f"{PRIVATE_NAME}.sensors")
         for info in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{info.name}")
+    if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
+        importlib.import_module(f"{PRIVATE_NAME}.sensors.compiled").skip(rules)
 
 
 def is_launcher() -> bool:

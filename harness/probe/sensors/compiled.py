@@ -17,12 +17,13 @@ PROBE = Path(__file__).resolve().parent.parent
 
 
 def arm() -> None:
-    on_import("torch._dynamo.trace_rules", _skip)
+    on_import("torch._dynamo.trace_rules", quiet(skip))
 
 
-@quiet
-def _skip(rules: Any) -> None:
+def skip(rules: Any) -> None:
+    """Once a process; a warm server does it for its ranks, since dynamo compiles an expression of all its folders anew."""
     seen = Path(seethrough.__file__).name
-    entries = [path for path in PROBE.iterdir() if path.name != seen and (path.suffix == ".py" or path.name == "sensors")]
-    rules.SKIP_DIRS.extend(sorted(path.as_posix() for path in entries))
-    rules._recompile_re()
+    if not any(folder.startswith(PROBE.as_posix()) for folder in rules.SKIP_DIRS):
+        entries = [path for path in PROBE.iterdir() if path.name != seen and (path.suffix == ".py" or path.name == "sensors")]
+        rules.SKIP_DIRS.extend(sorted(path.as_posix() for path in entries))
+        rules._recompile_re()
