@@ -71,6 +71,7 @@ class Desk(Protocol):
     interrupts: Interrupts
     cores: int
     suspected: set[str]
+    suspicious: bool
     while_loading: Callable[[], None] | None
 
 
@@ -206,6 +207,9 @@ class Look:
             replay.substantial_codes()  # imports the checks, 0.5 s, while the servers import torch
             call, self.session.while_loading = self.session.while_loading, None
             return call() if call is not None else None
+        if not (self.session.suspicious or self.fail_fast):
+            self._next_suspects = math.inf
+            return None
         before_s = time.process_time()  # not wall time: on a busy machine the ranks would decide how rarely we look
         try:
             found = replay.suspects(self.folder, self.plan, self.judging, self.session.cores, self.queue.attempt if self.queue else 0)

@@ -96,6 +96,7 @@ class Session:
     slurm: Submitting | None = None
     detach: bool = False
     suspected: set[str] = field(default_factory=set)  # codes shown while the present run went on
+    suspicious: bool = True  # says what looks wrong while a run goes on; else each is judged once, at its end
     while_loading: Callable[[], None] | None = None  # once, while the first run loads torch and we would only wait
 
     def run(self, jobs: Sequence[tuple[Job, Judging]]) -> list[Result]:

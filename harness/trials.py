@@ -109,7 +109,7 @@ def _lane(interrupts: Interrupts) -> Session:
     from harness.watch.view import View
 
     screen = live.Live(None, Style(), animate=False, cwd=".")
-    return Session(screen, driver.Supervisor(), driver.command, View, Path.cwd(), interrupts)
+    return Session(screen, driver.Supervisor(), driver.command, View, Path.cwd(), interrupts, suspicious=False)
 
 
 def _side_by_side(lanes: list[Session], trials: list[Trial], keep: Path | None) -> Iterator[Tried]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 ALLOWED = ("numpy", "torch", "torchvision")
@@ -39,9 +40,10 @@ def obstacle(script: Path) -> str:
     """Why no preloaded interpreter can run this script as a fresh one would; empty where none is seen."""
     if not script.is_file():
         return f"{script} is not a file"
-    tree = _parse(_read(script))
+    source = _read(script)
+    tree = _parse(source)
     loaded = _torch_is_there(tree) if tree else 0
-    for node in ast.walk(tree) if tree else ():
+    for node in _nodes(source):
         if (name := _sets(node)) and IMPORT_TIME.match(name):
             if AT_LOAD.match(name) and 0 < loaded < getattr(node, "lineno", 0):
                 continue  # too late for this process in a fresh interpreter as well: it is meant for workers that the script starts
@@ -77,6 +79,7 @@ def _read(file: Path) -> bytes:
         return b""
 
 
+@lru_cache(maxsize=8)  # the same script is asked about four times for one run
 def _parse(source: bytes) -> ast.Module | None:
     try:
         return ast.parse(source)
@@ -84,11 +87,17 @@ def _parse(source: bytes) -> ast.Module | None:
         return None
 
 
+@lru_cache(maxsize=8)
+def _nodes(source: bytes) -> tuple[ast.AST, ...]:
+    """All nodes that can import a module or set a variable."""
+    tree = _parse(source)
+    return tuple(n for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom, ast.Subscript, ast.Call))) if tree else ()
+
+
 def _imported(source: bytes, whole: bool = False) -> set[str]:
     """Names of imported modules: top level only, or dotted (`whole`)."""
-    tree = _parse(source)
     names: set[str] = set()
-    for node in ast.walk(tree) if tree else ():
+    for node in _nodes(source):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
