@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from harness import frames
-from harness.checks.dat import passes
+from harness.checks.dat import partners, passes
 from harness.checks.dat.passes import Pass
 from harness.checks.hng import waits
 from harness.checks.lau import blame
@@ -38,7 +38,10 @@ class Parting:
 def find(run: Run) -> Parting | None:
     """The first parting of a run that did not end well or whose ranks took different numbers of steps; read once."""
     if "_parting" not in run.__dict__:
-        run.__dict__["_parting"] = _find(run)
+        found = _find(run)
+        # ranks that train apart and all came to a good end have waited for nobody
+        alone = found is not None and run.finished and partners.apart(run, found.left, found.stayed)
+        run.__dict__["_parting"] = None if alone else found
     found = run.__dict__["_parting"]
     return found if isinstance(found, Parting) else None
 

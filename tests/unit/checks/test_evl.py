@@ -316,6 +316,24 @@ def test_decided_alone() -> None:
     silent(RankLocalDecision, stopped(waits_at=60))  # inside the loop: a collective of its own
 
 
+def trained_apart(groups: tuple[list[int] | None, list[int] | None], *met: Event, last: bool = False) -> Run:
+    """Rank 0 takes one epoch more than rank 1, and both come to a good end."""
+    own = [[loop_event(1), event("wrap", index=0, group_size=1, group_ranks=group), *trained(0, 2), *met] for group in groups]
+    rows = ([row(i, num_batches=1, t_ns=10**9) for i in range(4)], [row(i, num_batches=1, t_ns=10**9) for i in range(2)])
+    ends = [[*([event("coll", s=s, op="all_reduce", world=True)] if last else []), event("end", s=s)] for s in (4, 2)]
+    told = ([*own[0], *trained(1, 4), *ends[0]], [*own[1], *ends[1]])
+    return builder.run([recording(events, rows[rank], rank=rank) for rank, events in enumerate(told)])
+
+
+def test_ranks_that_train_apart_decide_apart() -> None:
+    said(RankLocalDecision, trained_apart((None, None)))
+    silent(RankLocalDecision, trained_apart(([0], [1])))  # an ensemble: a member each
+    said(RankLocalDecision, trained_apart(([0], [1]), event("coll", s=1, op="all_reduce", world=True)))  # they meet while they train
+    silent(RankLocalDecision, trained_apart(([0], [1]), last=True))  # behind the training
+    silent(RankLocalDecision, trained_apart(([0], [1]), event("new_group", ranks=[0]), event("new_group", ranks=[1]),
+                                            event("new_group", ranks=[0, 1]), event("coll", s=1, op="all_reduce", world=False, group_size=1)))  # fmt: skip
+
+
 def test_broke_off_in_mid_epoch() -> None:
     rows = [row(i, num_batches=1, t_ns=1 << 60) for i in range(3)]
     left = [loop_event(0), *trained(0, 2, num_batches=2, complete=False)]
