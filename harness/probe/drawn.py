@@ -19,21 +19,21 @@ MAX_CALLS = 3  # methods of its own, one from the other, that a forward reads th
 def attributes(kind: type) -> dict[str, sites.Site]:
     """Attribute -> the statement of the constructor that draws it, of those that forward reads. A draw from a generator that the script
     passes is another thing: it says itself which numbers it wants."""
-    made, reads = _code(kind, "__init__"), _code(kind, "forward")
+    made, reads = code_of(kind, "__init__"), code_of(kind, "forward")
     if made is None or reads is None:
         return {}
-    constructor = _function(made)
+    constructor = function_of(made)
     drawn = _drawn(constructor, made.co_filename) if constructor is not None else {}
     read = _read(kind, "forward", MAX_CALLS) if drawn else set()
     return {name: at for name, at in drawn.items() if name in read}
 
 
-def _code(kind: type, method: str) -> CodeType | None:
+def code_of(kind: type, method: str) -> CodeType | None:
     code: Any = getattr(getattr(kind, method, None), "__code__", None)
     return code if code is not None and sites.is_user_file(code.co_filename) else None
 
 
-def _function(code: CodeType) -> ast.FunctionDef | None:
+def function_of(code: CodeType) -> ast.FunctionDef | None:
     tree = syntax.tree(code.co_filename)
     for node in syntax.functions(tree) if tree is not None else ():
         first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
@@ -67,8 +67,8 @@ def _draws(value: ast.expr, local: set[str]) -> bool:
 
 
 def _read(kind: type, method: str, depth: int) -> set[str]:
-    code = _code(kind, method)
-    function = _function(code) if code is not None else None
+    code = code_of(kind, method)
+    function = function_of(code) if code is not None else None
     if function is None or not function.args.args:
         return set()
     owner = function.args.args[0].arg

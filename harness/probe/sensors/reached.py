@@ -7,7 +7,8 @@ Event "unstepped" (a look, and the end, while there are such parameters, and onc
 many of its parameters this loss reaches}, num, numel, governed (elements that optimizers hold), made (the statement that made their module
 in mid-run; it made none before), params (first 60): name, numel, since (step), looks, why ("sibling": the same module holds a
 parameter that an optimizer has; "late": its module was made after an optimizer of the same model; "own": a module's own beside children
-that optimizers have; "part": another part of the model has; "": nothing else of the model is in an optimizer).
+that optimizers have; "part": another part of the model has; "listed": its module stands in a plain list of a module that has; "": nothing else
+of the model is in an optimizer); listed (the statement that makes the list).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .. import digests, marks, names, sites
 from ..arm import at_close
 from ..patching import contained, quiet
 from ..state import S
-from . import manual, steps
+from . import manual, steps, unregistered
 
 MAX_TOLD = 60
 MAX_STACKS = 2000  # modules whose statement is looked up, before the first step and after it
@@ -31,13 +32,14 @@ BUDGET_S = 0.05  # a process, and a thousandth of its time
 class Lost:
     """A parameter that was reached and that nobody holds."""
 
-    __slots__ = ("digest", "looks", "made", "name", "numel", "ref", "since", "why")
+    __slots__ = ("digest", "listed", "looks", "made", "name", "numel", "ref", "since", "why")
 
     def __init__(self, param: Any) -> None:
         self.ref = weakref.ref(param)
         self.numel = int(param.numel())
         self.since, self.looks, self.name, self.why = S.steps, 0, "", ""
         self.made: sites.Site | None = None
+        self.listed: sites.Site | None = None
         self.digest = _digest(param)
 
 
@@ -123,7 +125,7 @@ def _note(key: int, param: Any) -> None:
 def _place(held: dict[int, Any]) -> None:
     """Name and neighbourhood of each lost parameter."""
     first = min((m.num_modules for m in list(marks.table.values())), default=0)
-    todo = {k for k, one in _lost.items() if not one.why or one.looks < 3}
+    todo = {k for k, one in _lost.items() if not one.why or (one.looks < 3 and one.why != "listed")}
     for root in names.root_modules() if todo else ():
         own = {id(p): n for n, p in root.named_parameters()}
         here = todo & own.keys()
@@ -137,6 +139,9 @@ def _place(held: dict[int, Any]) -> None:
                     _lost[id(param)].why = _why(module, held, first) if mixed else ""
                     _lost[id(param)].made = _made.get(names.number_of(module))
         todo -= here
+    alone = {k for k, one in _lost.items() if not one.why}
+    for key, (name, at) in unregistered.find(alone, held).items() if alone else ():
+        _lost[key].name, _lost[key].why, _lost[key].listed = name, "listed", at
 
 
 def _why(module: Any, held: dict[int, Any], first: int) -> str:
@@ -164,6 +169,7 @@ def _tell(counts: dict[int, int]) -> None:
         numel=sum(one.numel for one in _lost.values()),
         governed=_held[0],
         made=next((sites.as_json(one.made) for one in _lost.values() if one.made is not None), None),
+        listed=next((sites.as_json(one.listed) for one in _lost.values() if one.listed is not None), None),
         params=[
             {"name": one.name, "numel": one.numel, "since": one.since, "looks": one.looks, "why": one.why}
             for one in sorted(_lost.values(), key=lambda one: one.name)[:MAX_TOLD]

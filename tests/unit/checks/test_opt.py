@@ -124,6 +124,8 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
     "left_behind": (stale, two_ranks(each=nothing_from(6), extra=left_in()), 44),
     "left_behind_uncleared": (stale, two_ranks(each=lambda r, s: {"grad": 50 + min(s, 6), "flags": FLAG_CHANGED}, extra=left_in(None)), 22),
     "unstepped": (unstepped, two_ranks(extra=lambda r: [unstepped_event(1, looks=1), unstepped_event(8)]), 22),
+    "unstepped_listed": (unstepped, two_ranks(extra=lambda r: [unstepped_event(8, why="listed", numel=400, listed={"file": "/home/u/train.py",
+        "line": 12, "func": "__init__", "text": ""})]), 12),
     "unstepped_late": (unstepped, two_ranks(extra=lambda r: [unstepped_event(8, why="late", made={"file": "/home/u/train.py", "line": 61,
                                                                                              "func": "grow", "text": "net.append(block)"})]), 61),
     "zero_grad": (zero_grad, two_ranks(each=by_rank(flags=(FLAG_CHANGED, FLAG_CHANGED))), 22),
@@ -401,6 +403,7 @@ def test_an_optimizer_that_is_not_left_behind(healthy: Run) -> None:
 @pytest.mark.parametrize(
     "told",
     [
+        [unstepped_event(8, why="listed", looks=1)],  # an optimizer took them soon
         [unstepped_event(8, numel=400)],  # a probe on a backbone that was not frozen
         [unstepped_event(8), unstepped_event(9, num=0)],  # a second optimizer, made later
         [unstepped_event(8, looks=1)],
