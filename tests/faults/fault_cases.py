@@ -264,6 +264,16 @@ HANGS = (
         bound_s=9 * HANG_S + 8.0,
     ),
     hang("missing_peer_at_start", "rendezvous", "time.sleep(600)", ("HNG104",), says="rank 1", bound_s=3 * HANG_S + 8.0),
+    hang(
+        "stores_on_ports_of_their_own",
+        "rendezvous",
+        "import socket\nwith socket.create_server(('127.0.0.1', 0)) as free: port = free.getsockname()[1]\n"
+        "dist.TCPStore('127.0.0.1', port, 2, is_master=RANK == 0)  # culprit",
+        ("HNG104",),
+        guard=BOTH,
+        ranks=(0, 1),
+        says="each at an address of its own",
+    ),
     hang("stuck_in_python_code", "step", "threading.Event().wait()  # culprit", ("HNG101",), bound_s=3 * HANG_S + 8.0),
     hang("stuck_between_reductions_by_hand", "", by_hand("here()\nthreading.Event().wait()  # culprit"), ("HNG101",), bound_s=3 * HANG_S + 8.0),
     hang("stuck_between_epochs", "", by_hand(between="here()\nthreading.Event().wait()  # culprit"), ("HNG101",), bound_s=3 * HANG_S + 8.0),

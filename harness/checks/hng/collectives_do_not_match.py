@@ -43,7 +43,7 @@ class CollectivesDoNotMatch(Check):
         broken = waits.broken(run)
         if not (found := broken or waits.require_hang(run)):
             return
-        waiting = [w for w in found if w.peers and w.op != "init"]
+        waiting = [w for w in found if w.peers and w.op not in ("init", "store")]
         if len({(w.op, w.place) for w in waiting}) < 2:
             return
         if len({w.op for w in waiting}) == 1 and any(not w.peers and w.op != "ended" for w in found):

@@ -14,7 +14,7 @@ from harness.probe import protocol
 from harness.record import Event, Recording, Run, where_of
 
 MOVES = (
-    "coll", "pg", "pg_destroy", "wrapping", "wrap", "loader", "pass", "accumulation", "process_start", "process_join", protocol.FAILURE,
+    "coll", "pg", "store", "pg_destroy", "wrapping", "wrap", "loader", "pass", "accumulation", "process_start", "process_join", protocol.FAILURE,
 )  # fmt: skip
 LOCAL = ("", "data")  # what a rank does alone
 WAITING_FUNCTIONS = {
@@ -66,6 +66,7 @@ def words(op: str) -> str:
     return {
         "join": "the join of a process",
         "init": "init_process_group",
+        "store": "TCPStore",
         "destroy": "destroy_process_group",
         "ddp_init": "the constructor of DistributedDataParallel",
         "ddp_forward": "the forward of DistributedDataParallel",
@@ -140,7 +141,7 @@ def workers(run: Run) -> list[Worker]:
     ranks = {id(r) for r in run.ranks}
     found = []
     for process in run.processes:
-        if process.role != "child" or id(process) in ranks or process.of("pg"):
+        if process.role != "child" or id(process) in ranks or process.of("pg") or process.of("store"):
             continue
         ends, stalls = process.of(protocol.END), process.of("stall")
         failed = process.of(protocol.FAILURE)

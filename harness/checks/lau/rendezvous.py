@@ -29,8 +29,8 @@ def joined(recording: Recording) -> bool:
 
 
 def waiting(recording: Recording) -> Event | None:
-    """The init_process_group call that this process has entered and not left; None where there is none."""
-    calls = recording.of("pg")
+    """The init_process_group, or the TCPStore of its own, that this process has entered and not left; None where there is none."""
+    calls = sorted((*recording.of("pg"), *recording.of("store")), key=lambda e: e.t_ns)
     return calls[-1] if calls and not calls[-1]["done"] else None
 
 
@@ -71,13 +71,25 @@ def foreign(found: Sequence[tuple[int, Recording]]) -> tuple[str, Where | None]:
 
 def ranked(run: Run) -> list[tuple[int, Recording]]:
     """Launched processes, and children that asked for a group; where children did, a parent that never asked is no rank."""
-    children = [(r.rank if r.rank >= 0 else effective(r)[0], r) for r in run.processes if r.role != "main" and r.of("pg")]
+    asked = [r for r in run.processes if r.role != "main" and (r.of("pg") or r.of("store"))]
+    children = [(_rank_of_child(r, asked), r) for r in asked]
     parents = {r.ppid for _, r in children}
     return [*((rank, r) for rank, r in mains(run) if r.pid not in parents or r.of("pg")), *children]
 
 
+def _rank_of_child(recording: Recording, siblings: Sequence[Recording]) -> int:
+    """What it has, or asked for; who only looks for a store has told no number yet, and counts as mp.spawn counts, by its start."""
+    if recording.rank >= 0:
+        return recording.rank
+    if recording.of("rendezvous"):
+        return effective(recording)[0]
+    return sorted(r.pid for r in siblings if r.ppid == recording.ppid).index(recording.pid)
+
+
 def address(recording: Recording) -> str:
     """Where the process looked for the others."""
+    if (event := waiting(recording)) is not None and event.kind == "store":
+        return f"TCPStore {event['host_name'] or '?'}:{event['port'] or '?'}"
     calls = recording.of("rendezvous")
     if not calls:
         return "address unknown"

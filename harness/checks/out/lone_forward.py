@@ -34,7 +34,7 @@ def find(run: Run) -> LoneForward | None:
     found = waits.waits(run) if waits.hung(run) else waits.broken(run)
     inside = [w for w in found if w.op == "ddp_forward"]
     rest = [w for w in found if w.op != "ddp_forward"]
-    if not inside or not all(w.peers or w.op == "ended" for w in rest) or not any(w.op not in ("ended", "init") for w in rest):
+    if not inside or not all(w.peers or w.op == "ended" for w in rest) or not any(w.op not in ("ended", "init", "store") for w in rest):
         return None
     told = [_branched(run.ranks[w.rank]) for w in inside]
     if any(t is None for t in told) or len({repr(t) for t in told}) > 1 or told[0] is None:

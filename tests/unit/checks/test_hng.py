@@ -125,6 +125,22 @@ def test_an_address_that_this_machine_does_not_have() -> None:
     assert "although all came" in found.message
 
 
+def test_stores_of_their_own_on_ports_of_their_own() -> None:
+    def child(pid: int, port: int) -> Recording:
+        asked = {"host_name": "127.0.0.1", "port": port, "world_size": 2, "is_master": pid == 11}
+        return recording([event("store", done=False, line=22, **asked), stall("store", 22)], role="child", pid=pid, ppid=10, rank=-1)
+
+    def start(*ports: int) -> Run:
+        parent = recording([event("process_start", child=11), event("process_start", child=12)], rank=0, pid=10)
+        return run([parent, *(child(11 + i, port) for i, port in enumerate(ports))], reason="hang")
+
+    (found,) = findings(MissingPeerAtStart, start(5001, 5002))
+    assert found.message == "ranks 0-1 wait in TCPStore, each at an address of its own" and found.where and found.where.line == 22
+    assert found.notes == ("rank 0: TCPStore 127.0.0.1:5001", "rank 1: TCPStore 127.0.0.1:5002")
+    (found,) = findings(MissingPeerAtStart, start(5001))
+    assert found.message == "rank 0 waits in TCPStore; rank 1 never came"
+
+
 def test_a_loader_whose_workers_do_not_answer() -> None:
     of = hung(recording([event("loader", num_workers=2, line=20), stall("data", 20)], rank=0), recording([stall("backward", 30)], rank=1))
     (found,) = findings(DeadlockedWorker, of)
