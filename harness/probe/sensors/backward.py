@@ -32,6 +32,7 @@ _seen: dict[tuple[str, int], str] = {}
 _since_zero: dict[sites.Site, int] = {}
 _local: dict[int, dict[str, list[float]]] = {}
 _unclipped: dict[int, dict[str, list[float]]] = {}
+_item: list[Any] = [lambda loss: loss.item()]  # torch's own, not what other sensors put in its place
 GRADIENT_STEPS = 6
 UNGRADED_STEPS = steps.UNGRADED_STEPS
 
@@ -75,7 +76,7 @@ def _check_zeroed() -> None:
                 if (
                     versions.get(id(p), p.grad._version) == p.grad._version
                     if p.grad.device.type != "cpu"
-                    else digests.plain(grad := digests.local(p.grad)) and bool(digests.sampled(grad).any())
+                    else digests.plain(grad := digests.local(p.grad)) and digests.any_sampled(grad)
                 ):
                     nonzero = True
                     marks.of(optimizer).held.append((weakref.ref(p), id(p.grad), p.grad._version))
@@ -137,7 +138,7 @@ def _enter(loss: Any, site: sites.Site) -> None:
 def _value(loss: Any) -> Any:
     """A number, or on a device a tensor that is read later."""
     try:
-        return float(loss.item()) if loss.is_cpu and loss.numel() == 1 else loss.detach()
+        return float(_item[0](loss)) if loss.is_cpu and loss.numel() == 1 else loss.detach()
     except (RuntimeError, TypeError):
         return loss.detach()
 
@@ -176,7 +177,7 @@ def _look_at_wrapped(since: Any, loss: Any, site: sites.Site) -> None:
 
 def _grads_none(optimizer: Any) -> bool:
     return all(
-        p.grad is None or not bool(digests.sampled(p.grad).any())
+        p.grad is None or not digests.any_sampled(p.grad)
         for g in optimizer.param_groups
         for p in g["params"][:4]
         if p.grad is None or digests.plain(p.grad)
@@ -382,18 +383,15 @@ def _after_optimizer(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
     steps.made_at[self] = sites.here(4)
 
 
-def _after_group(result: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-    reached.look_soon()
-
-
 def arm() -> None:
     import torch
 
+    _item[0] = torch.Tensor.item
     wrap(torch.Tensor, "backward", _make)
     wrap(torch.autograd, "backward", _make)
     wrap(torch.autograd, "grad", _grad)
     after(torch.optim.Optimizer, "__init__", _after_optimizer)
-    after(torch.optim.Optimizer, "add_param_group", _after_group)
+    after(torch.optim.Optimizer, "add_param_group", lambda *args, **kwargs: reached.look_soon())
     after(torch.optim.Optimizer, "zero_grad", _after_zero_grad)
     steps.at_step.append(_at_step)
     steps.at_light_step.append(_at_light_step)

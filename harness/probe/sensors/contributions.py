@@ -65,7 +65,7 @@ def _is_zero(optimizer: Any, held: Held, versions: list[tuple[int, int]]) -> boo
     grads = [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
     if any(not g.is_cpu for g in grads):
         return versions != held.before
-    return not any(digests.plain(g) and bool(digests.sampled(g).any()) for g in thrown.spread(grads, backward.LOOKED_AT))
+    return not any(digests.plain(g) and digests.any_sampled(g) for g in thrown.spread(grads, backward.LOOKED_AT))
 
 
 def _enter(loss: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from .. import cuts, digests, names, sites, sources
 from ..patching import after, before, contained, quiet, wrap
 from ..state import S, mix
-from . import graphs, inputs, withheld
+from . import edits, graphs, inputs
 
 
 def note_inner_eval(module: Any) -> None:
@@ -35,10 +35,6 @@ def note_inner_eval(module: Any) -> None:
         wrapped.eval_looks += 1
         each = digests.of_tensors(list(table.values()))[1]
         S.recorder.event("wrap_eval", sites.here(4), index=wrapped.index, inner=True, buffers=dict(zip(table, each, strict=True)))
-
-
-_edits: dict[tuple[int, str], sites.Site] = {}  # (id of owner module, attribute) -> statement that set a module or parameter
-_grad_edits: list[sites.Site] = []  # statements that called requires_grad_ since the last look
 
 
 class Wrapped:
@@ -142,7 +138,7 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
         batchnorms=sum(1 for m in module.modules() if "BatchNorm" in type(m).__name__),
         sync_batchnorms=sum(1 for m in module.modules() if type(m).__name__ == "SyncBatchNorm"),
     )
-    _watch_attributes()
+    edits.watch()
 
 
 def _team(group: Any) -> list[int] | None:
@@ -250,8 +246,8 @@ def _attribute(module: Any, name: str) -> int:
 
 
 def _edit_site(wrapped: Wrapped, model: Any, what: str, which: list[str], fallback: sites.Site) -> sites.Site:
-    if what in ("unfrozen", "frozen") and _grad_edits:
-        return _grad_edits[-1]
+    if what in ("unfrozen", "frozen") and edits.of_flags:
+        return edits.of_flags[-1]
     if what in ("unfrozen", "frozen"):
         assigned = sources.assignments(fallback[0], "requires_grad")
         if assigned:
@@ -262,7 +258,7 @@ def _edit_site(wrapped: Wrapped, model: Any, what: str, which: list[str], fallba
         owner, _, attribute = name.rpartition(".")
         while True:
             try:
-                site = _edits.get((id(model.module.get_submodule(owner)), attribute))
+                site = edits.of_attributes.get((id(model.module.get_submodule(owner)), attribute))
             except AttributeError:
                 site = None
             if site is not None:
@@ -271,34 +267,6 @@ def _edit_site(wrapped: Wrapped, model: Any, what: str, which: list[str], fallba
                 break
             owner, _, attribute = owner.rpartition(".")
     return fallback
-
-
-_watching = [False]
-
-
-def _watch_attributes() -> None:
-    """From the first wrap on, remember which statement put a module or a parameter into a module."""
-    if _watching[0] or S.compiling:
-        return
-    _watching[0] = True
-    import torch
-
-    kinds = (torch.nn.Module, torch.nn.Parameter)
-
-    def note(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(value, kinds):
-            _edits[(id(self), name)] = sites.here(4)
-        elif name == "require_backward_grad_sync":
-            withheld.note_flag(_wrapped_of(self))
-
-    for method in ("__setattr__", "add_module", "register_parameter", "register_module"):
-        before(torch.nn.Module, method, note)
-
-
-def _note_grad_edit(self: Any, *args: Any, **kwargs: Any) -> None:
-    if S.ddps:
-        _grad_edits.append(sites.here(4))
-        del _grad_edits[:-64]
 
 
 def _wrapped_of(model: Any) -> Wrapped | None:
@@ -395,5 +363,3 @@ def arm() -> None:
     DDP.__getattr__ = _getattr(torch.nn.Module.__getattr__)  # type: ignore[method-assign]
     wrap(torch.nn.Module, "_apply", _apply)
     before(torch.nn.Module, "apply", _note_apply)
-    before(torch.nn.Module, "requires_grad_", _note_grad_edit)
-    before(torch.Tensor, "requires_grad_", _note_grad_edit)

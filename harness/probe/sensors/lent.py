@@ -37,7 +37,7 @@ def _enter(loss: Any) -> None:
     if not _stepped or _told[0] or S.steps != _stepped[0] + 1:
         return
     grads = _grads([ref() for ref in reached.unheld])
-    some = [bool(digests.sampled(g).any()) for g in grads]
+    some = [digests.any_sampled(g) for g in grads]
     kept = sum(here and digest in _stepped[2] for here, digest in zip(some, digests.of_tensors(grads)[1], strict=True))
     _times[0] = _times[0] + 1 if 2 * kept > len(grads) > 0 else 0
     if _times[0] >= MIN_TIMES:

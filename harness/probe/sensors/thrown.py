@@ -29,7 +29,7 @@ def _has_gradients() -> bool:
     """Whether a gradient of any optimizer is there and not zero. One on a device counts where it is there: its value would be waited for."""
     for optimizer in marks.optimizers():
         for p in spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
-            if not digests.plain(p.grad) or p.grad.device.type != "cpu" or bool(digests.sampled(p.grad).any()):
+            if not digests.plain(p.grad) or p.grad.device.type != "cpu" or digests.any_sampled(p.grad):
                 return True
     return False
 

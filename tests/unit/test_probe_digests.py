@@ -1,0 +1,55 @@
+"""Tensors are read where they lie: the bits that torch itself would give, and nothing of what has no memory."""
+
+from __future__ import annotations
+
+from typing import Any
+from zlib import crc32
+
+import pytest
+import torch
+
+from harness.probe import digests
+
+TENSORS: dict[str, Any] = {
+    "small": torch.randn(3),
+    "scalar": torch.tensor(3.0),
+    "large": torch.randn(1000, 33),
+    "channels last": torch.randn(64, 3, 7, 7).to(memory_format=torch.channels_last),
+    "transposed": torch.randn(10, 10).t(),
+    "strided": torch.randn(100)[::2],
+    "expanded": torch.randn(4, 1).expand(4, 5),
+    "a part": torch.randn(20, 20)[3:, 4:],
+    "whole numbers": torch.arange(100),
+    "truths": torch.rand(70) > 0.5,
+    "half": torch.randn(60).half(),
+    "bfloat16": torch.randn(300).bfloat16(),
+    "float8": torch.randn(60).to(torch.float8_e4m3fn),
+    "negated lazily": torch.randn(90, dtype=torch.complex64).conj().imag,
+    "parameter": torch.nn.Parameter(torch.randn(49)),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_the_bits_are_those_of_the_sampled_view(name: str) -> None:
+    tensor = TENSORS[name]
+    wanted = digests.to_bytes(digests.sampled(tensor).detach().resolve_neg())
+    assert digests.of_tensors([tensor])[1] == [crc32(wanted)]
+    assert digests.of_tensors([None, tensor, *TENSORS.values()])[1][:2] == [0, crc32(wanted)]
+    assert digests.bits(tensor) in (None, wanted)
+
+
+@pytest.mark.parametrize(("values", "wanted"), [
+    (torch.zeros(100), False), (-torch.zeros(30), False), (-torch.zeros(60).bfloat16(), False), (torch.zeros(3, dtype=torch.long), False),
+    (torch.full((5,), float("nan")), True), (torch.tensor([1e-45]), True), (torch.tensor([-1]), True), (torch.tensor([False, True]), True),
+])  # fmt: skip
+def test_minus_zero_is_zero(values: Any, wanted: bool) -> None:
+    assert digests.any_sampled(values) is wanted
+
+
+def test_what_has_no_memory_has_no_digest() -> None:
+    given_back = torch.randn(100)
+    given_back.untyped_storage().resize_(0)
+    shrunk = torch.randn(100)
+    shrunk.untyped_storage().resize_(40)
+    none: list[Any] = [given_back, shrunk, None, torch.zeros(0), torch.randn(2, device="meta"), torch.randn(3, dtype=torch.complex64)]
+    assert digests.of_tensors(none)[1] == [0] * len(none)
