@@ -34,20 +34,20 @@ def look(loss: Any, wanted: Any) -> list[Quotient] | None:
     visits = [0, 0]
     try:
         _down(loss.grad_fn, (), found, visits, wanted)
-    except _Unreadable:
+    except Unreadable:
         return None
     return found
 
 
-class _Unreadable(Exception):
+class Unreadable(Exception):
     pass
 
 
 def _down(node: Any, above: tuple[float, ...], found: list[Quotient], visits: list[int], wanted: Any) -> None:
     """The part above the quotients."""
     while node is not None and type(node).__name__ not in MODEL:
-        _visit(node, visits)
-        number = _number(node, visits)
+        visit(node, visits)
+        number = number_of(node, visits)
         if number is not None and type(node).__name__ == "DivBackward0":
             tensor, value = number
             mean = roots.root_of(SimpleNamespace(grad_fn=node))[1] == "mean"
@@ -67,20 +67,20 @@ def _under(node: Any, visits: list[int]) -> Iterator[float]:
     for _ in range(MAX_BELOW):
         layer = [n for n in layer if type(n).__name__ not in MODEL]
         for one in layer:
-            _visit(one, visits)
-            if (number := _number(one, visits)) is not None:
+            visit(one, visits)
+            if (number := number_of(one, visits)) is not None:
                 yield number[1] if type(one).__name__ == "MulBackward0" else 1 / number[1] if number[1] else 0.0
         layer = list(dict.fromkeys(n for one in layer for n, _ in one.next_functions if n is not None))
 
 
-def _visit(node: Any, visits: list[int]) -> None:
+def visit(node: Any, visits: list[int]) -> None:
     visits[0] += 1
     weighed = type(node).__name__ in ("AddBackward0", "SubBackward0") and getattr(node, "_saved_alpha", 1) != 1
     if visits[0] > MAX_VISITS or hasattr(type(node), "_forward_cls") or weighed or "allreduce" in type(node).__name__.lower().replace("_", ""):
-        raise _Unreadable
+        raise Unreadable
 
 
-def _number(node: Any, visits: list[int]) -> tuple[Any, float] | None:
+def number_of(node: Any, visits: list[int]) -> tuple[Any, float] | None:
     """The one number, no part of the graph itself, that a product or quotient is made with."""
     name = type(node).__name__
     for field in ("other",) if name == "DivBackward0" else ("other", "self") if name == "MulBackward0" else ():
@@ -92,6 +92,6 @@ def _number(node: Any, visits: list[int]) -> tuple[Any, float] | None:
             continue
         visits[1] += 1
         if visits[1] > MAX_NUMBERS:
-            raise _Unreadable
+            raise Unreadable
         return tensor, float(tensor.item())
     return None

@@ -3,6 +3,8 @@
 What it does
     Compares the numbers that each loss is divided by, read from its graph before the backward, with the whole numbers that the ranks summed
     up by all_reduce before it. Where they are equal at every step on every rank, and the gradients are averaged, the mean is taken twice.
+    So it is where the loss itself, or the one tensor that it is made of, is summed up in place and divided by the number of ranks: autograd
+    knows of the division and not of the sum.
 
 Why it is bad
     The gradient is that of the global mean, divided by the world size once more: a learning rate tuned on one process is wrong on N, and
@@ -12,14 +14,21 @@ Wrong
     dist.all_reduce(num_boxes)
     loss = box_error.sum() / num_boxes            # DDP averages the gradients
 
+    dist.all_reduce(loss); loss /= world_size     # for the log, and then:
+    loss.backward()
+
 Right
     dist.all_reduce(num_boxes)
     loss = box_error.sum() * dist.get_world_size() / num_boxes
 
+    shown = loss.detach().clone(); dist.all_reduce(shown); shown /= world_size
+    loss.backward()                               # or torch.distributed.nn.functional.all_reduce, where the gradient is to cross the ranks
+
 Known limits
     Judged on the first 16 steps. Silent where a factor of the number of ranks stands near the quotient, where the source divides by the number of
     ranks before the sum, hooks gradients or multiplies the learning rate by it, and where gradients are rescaled before the step. A count that never
-    varies must be the very tensor that was reduced: a Python number of the same value may be another count.
+    varies must be the very tensor that was reduced: a Python number of the same value may be another count. A loss of which only a part was
+    reduced is not judged, nor one that another factor of the number of ranks stands over.
 """
 
 from __future__ import annotations
@@ -27,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.opt import shares
+from harness.checks.opt import shares, unseen_sums
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -41,9 +50,13 @@ class AveragedAgain(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
         found = [s for s in shares.of(run) if s.certain]
-        if not found:
+        unseen = unseen_sums.of(run)
+        if not found and unseen is None:
             raise NotApplicable("no loss is divided by a count of all ranks")
         if not _averaged(run, facts):
+            return
+        if unseen is not None:
+            yield self._of_unseen(run, unseen)
             return
         first = found[0]
         shown = ", ".join(f"{v:g}" for v in first.counts[:4])
@@ -57,6 +70,16 @@ class AveragedAgain(Check):
                 *([f"the loss is made at line {first.made.line}"] if first.made else []),
             ],
             help="divide the count by `dist.get_world_size()` after the all_reduce, or multiply the loss by it",
+        )
+
+    def _of_unseen(self, run: Run, unseen: unseen_sums.UnseenSum) -> Finding:
+        return self.finding(
+            f"the loss is summed over the ranks in place and divided by {run.world_size}: autograd sees the division alone, and the gradients are"
+            f" averaged over the {run.world_size} ranks again: they are 1/{run.world_size} of what they should be",
+            where=unseen.where,
+            ranks=run.rank_ids,
+            notes=[f"at {unseen.num} of {unseen.num} backwards", *([f"the loss is made at line {unseen.made.line}"] if unseen.made else [])],
+            help="reduce a `loss.detach().clone()` for the log; where the gradient is to cross the ranks, torch.distributed.nn.functional.all_reduce",
         )
 
 

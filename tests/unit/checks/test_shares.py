@@ -101,3 +101,40 @@ def test_one_backward_without_the_count() -> None:
 def test_shares_for_other_checks() -> None:
     assert [s.certain for s in of(counted(CONSTANT))] == [False]  # enough to say nothing, not to say something
     assert of(counted(above=[2.0])) == [] and of(two_ranks()) == []
+
+
+def unseen(sides: list[str], *, backwards: int = 1, weight: float = 0.5, ddp: bool = True, more: list[Event] | None = None, **fields: Any) -> Run:
+    """Losses that were reduced in place, an entry a backward."""
+
+    def told(rank: int) -> list[Event]:
+        fixed = {"made": site(30), "at": site(31), "given": False, "made_up": False} | fields
+        events = [event("unseen_sum", line=33, s=s, side=side, **fixed) for s, side in enumerate(sides)]
+        for s in range(0 if ddp else 3):
+            events.append(event("gradients", opt=0, s=s, local={"0": [1.0 + rank]}, synced={"0": [3.0 * weight]}, at_step={"0": [3.0 * weight]}))
+        return events + (more or [])
+
+    return two_ranks(ddp=ddp, extra=told, each=lambda r, s: {"num_backward": backwards})
+
+
+@pytest.mark.parametrize("faulty", [unseen(["after"] * 6), unseen(["before"] * 6), unseen(["before"] * 6, ddp=False)])
+def test_the_sum_that_autograd_does_not_see(faulty: Run) -> None:
+    (found,) = findings(AveragedAgain, faulty)
+    assert found.where is not None and found.where.line == 31 and "in place" in found.message
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        unseen([""] * 6),  # no division by the number of ranks, or another part of the loss
+        unseen(["after"] * 5 + [""]),
+        unseen(["after"] * 3),
+        unseen(["after"] * 6, backwards=2),  # the micro-batches' quotient
+        unseen(["after"] * 6, ddp=False, weight=1.0),  # gradients are summed by hand
+        unseen(["after"] * 6, given=True),
+        unseen(["after"] * 6, made_up=True),
+        unseen(["after"] * 6, more=[event("comm_hook", name="summed", module="__main__")]),
+        unseen(["after"] * 6, more=scaled_by_hand(2.0)),
+    ],
+)
+def test_sums_in_place_that_are_right(healthy: Run) -> None:
+    assert findings(AveragedAgain, healthy) == []
