@@ -159,20 +159,26 @@ class Recorder:
     def progress(self) -> None:
         """Something moved: a batch, a collective, a forward, a step. Under 1 us."""
         self._progress += 1
-        self._write_status(time.time_ns(), PAGE_EVERY_NS)
+        self._late = True
+        if (now_ns := time.time_ns()) - self._page_ns >= PAGE_EVERY_NS:
+            self._write_status(now_ns)
 
     def enter(self, op: str, site: sites.Site | None) -> None:
         """This process enters a call that can block. Without a site the beat finds out where, should it last. Under 1 us."""
         self._op = _ops.get(op) or _ops.setdefault(op, op.encode()[:16])
         self._site = b"" if site is None else _sites.get(site) or _encoded(site)
         self._op_since = now_ns = time.time_ns()
-        self._write_status(now_ns, PAGE_EVERY_NS)
+        self._late = True
+        if now_ns - self._page_ns >= PAGE_EVERY_NS:
+            self._write_status(now_ns)
 
     def leave(self) -> None:
         self._op = self._site = b""
         self._op_since = now_ns = time.time_ns()
         self._progress += 1
-        self._write_status(now_ns, PAGE_EVERY_NS)
+        self._late = True
+        if now_ns - self._page_ns >= PAGE_EVERY_NS:
+            self._write_status(now_ns)
 
     def publish(self, site: sites.Site | None = None) -> None:
         """From the beat: put on the page what has changed since it was written; `site` is where an operation is that did not say."""
@@ -187,12 +193,9 @@ class Recorder:
         self._write_status(time.time_ns())
         return before
 
-    def _write_status(self, now_ns: int, unless_ns: int = 0) -> None:
-        """Unless it was written that short a time ago. No lock: the text is copied under the GIL in one piece, so that two threads write one
+    def _write_status(self, now_ns: int) -> None:
+        """No lock: the text is copied under the GIL in one piece, so that two threads write one
         after the other; the number in front, odd until all is there, is for readers in other processes."""
-        if unless_ns and now_ns - self._page_ns < unless_ns:
-            self._late = True
-            return
         if self.disabled or self.closed:
             return
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import names
 from .state import MASK, S, mix
 
 
@@ -12,7 +13,7 @@ def look(witness: Any) -> int:
     for ref in witness.roots:
         root = ref()
         if root is not None:
-            for module in root.modules():
+            for module in names.modules_of(root):
                 digest = mix(digest, 2 + module.training)
     if digest != witness.flags:
         witness.flags = digest

@@ -392,6 +392,7 @@ def arm() -> None:
     wrap(torch.autograd, "grad", _grad)
     after(torch.optim.Optimizer, "__init__", _after_optimizer)
     after(torch.optim.Optimizer, "add_param_group", lambda *args, **kwargs: reached.look_soon())
+    at_zero_grad.append(thrown.note_cleared)
     after(torch.optim.Optimizer, "zero_grad", _after_zero_grad)
     steps.at_step.append(_at_step)
     steps.at_light_step.append(_at_light_step)

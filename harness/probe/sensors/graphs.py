@@ -98,6 +98,11 @@ def due(step: int) -> bool:
     return step < ALL_STEPS or step % EVERY == step // EVERY * 5 % EVERY
 
 
+def idle() -> bool:
+    """Whether nothing is to be done at a training step's forward or backward."""
+    return not _evaluation and not due(S.steps)
+
+
 def _bear(node: Any, kind: str) -> bool:
     """Put a token into a node; False where it has one."""
     table = node.metadata
@@ -133,7 +138,7 @@ def _first(output: Any) -> Any:
 
 def watch(output: Any, mode: str) -> None:
     """Count the graph behind `output` as alive until its root node is freed."""
-    if mode == "train" and not _evaluation and not due(S.steps):
+    if mode == "train" and idle():
         return
     if _evaluation and mode == "train" and S.backwards > _evaluation[0].backwards:
         _settle(output)

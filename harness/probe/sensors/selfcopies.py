@@ -65,10 +65,10 @@ def _moved(param: Any) -> bool:
 
 
 def _close(*_: Any) -> None:
-    import torch
-
     if not _open[0]:
         return
+    import torch
+
     _open[0] = False
     if "copy_" in vars(torch.Tensor):
         del torch.Tensor.copy_

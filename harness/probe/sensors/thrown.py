@@ -73,7 +73,8 @@ def take() -> list[Any]:
     return told
 
 
-def _note_cleared(result: Any, *args: Any, **kwargs: Any) -> None:
+def note_cleared(*args: Any, **kwargs: Any) -> None:
+    """After a zero_grad(); of an optimizer backward.py tells."""
     if S.steps < NUM_STEPS and _given and not _cleared_at:
         _cleared_at.append(sites.here(4))
 
@@ -81,5 +82,4 @@ def _note_cleared(result: Any, *args: Any, **kwargs: Any) -> None:
 def arm() -> None:
     import torch
 
-    after(torch.optim.Optimizer, "zero_grad", _note_cleared)
-    after(torch.nn.Module, "zero_grad", _note_cleared)
+    after(torch.nn.Module, "zero_grad", note_cleared)
