@@ -181,11 +181,13 @@ def of_loader(loader: Any, frame: FrameType, made: sites.Site) -> dict[str, Any]
     dataset = argument(frame, "dataset", 0)
     sampler = argument(frame, "batch_sampler", 4) or argument(frame, "sampler", 3)
     generator = argument(frame, "generator", -1)
+    lasting = argument(frame, "persistent_workers", -1)
     return {
         "made": sites.as_json(made),
         "made_sampler": sites.as_json(sampler[0]) if sampler else None,
         "made_dataset": [sites.as_json(s) for s in dataset],
         "made_generator": sites.as_json(generator[0]) if generator else None,
+        "made_lasting": sites.as_json(lasting[0]) if lasting else None,
         "seeds_workers": sites.as_json(seeding_line(getattr(loader, "worker_init_fn", None)) or sites.UNKNOWN),
     }
 

@@ -1,7 +1,7 @@
 """What the data loaders drew. The iterator's class is patched, never an iterator: keeping one alive makes loaders with workers hang.
 
-Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_generator (sites), made_dataset (sites,
-nearest first), base_seed (of the workers), what `datasets.describe` says of sampler, dataset, workers.
+Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_generator, made_lasting (sites; the last: persistent_workers), made_dataset (sites,
+nearest first), base_seed (of the workers), copies (see workercopies.py), what `datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on),
@@ -10,7 +10,7 @@ data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the f
 the end), worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
 seeded with), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
-attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences. Event "loop" (first time a
+attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences, strided: see strides.py. Event "loop" (first time a
 statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py,
 batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
@@ -26,7 +26,7 @@ from array import array
 from functools import partial
 from typing import Any
 
-from .. import batchmeans, datasets, digests, origins, overwhole, sites, workerseeds
+from .. import batchmeans, datasets, digests, origins, overwhole, sites, strides, workercopies, workerseeds
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import before, quiet, wrap
@@ -133,7 +133,7 @@ def _dropped(key: int, _ref: Any) -> None:
 
 
 @quiet
-def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site], took_s: float = 0.0) -> None:
+def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site], took_s: float = 0.0, copies: Any = None) -> None:
     one = Pass(iterator, loader, site)
     one.times[0] = took_s
     for other in [p for p in (*S.loops, *S.let_go) if p.loader == one.loader]:
@@ -142,12 +142,14 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
     S.loops.append(one)
     base_seed = getattr(iterator, "_base_seed", None) if loader.num_workers else None
     S.recorder.event(
-        "loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, **_made.get(id(loader), {}), **datasets.describe(loader)
+        "loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, copies=copies, **_made.get(id(loader), {}), **datasets.describe(loader)
     )
     if id(loader.dataset) not in _told_datasets:
         _told_datasets.add(id(loader.dataset))
         kind = type(loader.dataset).__name__
-        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=datasets.fingerprint(loader.dataset), drawn=[*rng.early])
+        strided = strides.told(loader.dataset, _made.get(id(loader), {}).get("made_dataset"))
+        attributes = datasets.fingerprint(loader.dataset)
+        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=attributes, drawn=[*rng.early], strided=strided)
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])
         whole = overwhole.told(site, _made.get(id(loader)))
@@ -155,6 +157,7 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
 
 
 _made: dict[int, dict[str, Any]] = {}
+_copies = quiet(workercopies.told)
 
 
 @quiet
@@ -286,7 +289,7 @@ def _iter(original: Any) -> Any:
         iterator = original(self)
         took_s = time.perf_counter() - began
         _page[0] = None
-        _opened(iterator, self, stack[0] if stack else sites.UNKNOWN, stack, took_s)
+        _opened(iterator, self, stack[0] if stack else sites.UNKNOWN, stack, took_s, _copies(self))
         for index in _early.pop(id(iterator), []):
             if id(iterator) in _passes:
                 note_index(_passes[id(iterator)], index)

@@ -29,6 +29,7 @@ from harness.checks.dat.resume import ShuffleRestarts
 from harness.checks.dat.seed_differs import SeedDiffers
 from harness.checks.dat.skipped_again import SkippedAgain
 from harness.checks.dat.split_differs import SplitDiffers
+from harness.checks.dat.stride_other import StrideNotWorldSize
 from harness.checks.dat.uneven import UnevenInputs
 from harness.checks.dat.worker_rng import WorkerRngIdentical
 from harness.checks.dat.workers_keep_epoch import WorkersKeepEpoch
@@ -38,7 +39,7 @@ from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
     BatchSamplerNotSharded, EpochNotSet, FirstBatchAgain, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SamplerOfAnotherSet, SeedDiffers,
-    ShardsDoNotCover, ShuffleRestarts, SplitDiffers, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
+    ShardsDoNotCover, ShuffleRestarts, SplitDiffers, StrideNotWorldSize, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
 ]  # fmt: skip
 
 
@@ -565,6 +566,20 @@ def test_a_stream_of_ids_that_look_the_same() -> None:
             list(IterableNotSharded().end(run(second, other)))
 
 
+def test_another_stride() -> None:
+    def run(*steps: int | None) -> Run:
+        own = []
+        for rank, step in enumerate(steps):
+            strided = None if step is None else {"step": step, "site": site(12, "self.files = files[rank::n]")}
+            own.append([event("dataset", kind="Data", loader=0, attributes={}, strided=strided), *one_pass(0, share(rank))])
+        return two(*own)
+
+    assert "overlap" in said(StrideNotWorldSize, run(1, 1)).notes[0]
+    assert "no rank" in said(StrideNotWorldSize, run(4, 4)).notes[0]
+    silent(StrideNotWorldSize, run(None, None))
+    silent(StrideNotWorldSize, run(4, None))
+
+
 def test_workers_keep_epoch() -> None:
     fields = {"persistent": True, "num_workers": 2}
 
@@ -579,6 +594,24 @@ def test_workers_keep_epoch() -> None:
     found = said(WorkersKeepEpoch, run(0))
     assert "epoch went from 0 to 1" in found.message
     silent(WorkersKeepEpoch, run(500))
+
+
+def test_workers_keep_what_they_read() -> None:
+    fields = {"persistent": True, "num_workers": 2}
+
+    def run(second: int, **told: Any) -> Run:
+        copy = {"name": "max_len", "then": "4", "now": "8", "read": site(30, "rng.randint(2, self.max_len)"), "firm": True} | told
+        own = [
+            [*one_pass(0, share(r), copies=[], **fields), *one_pass(1, share(r), rows=[second + i for i in share(r)], copies=[copy], **fields)]
+            for r in range(2)
+        ]
+        return two(*own)
+
+    found = said(WorkersKeepEpoch, run(1000))
+    assert found.severity is Severity.ERROR and "max_len went from 4 to 8" in found.message and "line 30" in found.notes[1]
+    assert said(WorkersKeepEpoch, run(5000)).severity is Severity.WARNING  # random crops of another size each time
+    with pytest.raises(NotApplicable):
+        list(WorkersKeepEpoch().end(run(1000, firm=False)))
 
 
 def draws(digests: list[int], **fields: Any) -> list[Event]:
