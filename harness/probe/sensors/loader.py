@@ -1,7 +1,8 @@
 """What the data loaders drew. The iterator's class is patched, never an iterator: keeping one alive makes loaders with workers hang.
 
-Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_generator, made_lasting (sites; the last: persistent_workers), made_dataset (sites,
-nearest first), base_seed (of the workers), copies (see workercopies.py), what `datasets.describe` says of sampler, dataset, workers.
+Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_generator, made_lasting (where persistent
+workers are asked for), made_dataset (nearest first; all sites), base_seed (of the workers), copies (see workercopies.py), what
+`datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on),
