@@ -12,6 +12,7 @@ from builder import event, recording, row, site
 from harness.checks.base import Check, Inconclusive
 from harness.checks.evl.batch_means import MeanOfBatchMeans
 from harness.checks.evl.best_of_one_shard import BestOfOneShard
+from harness.checks.evl.blank_average import BlankAverage
 from harness.checks.evl.by_own_count import SumByOwnCount
 from harness.checks.evl.chosen_apart import ChosenByEachShard
 from harness.checks.evl.dropout_stays_on import DropoutStaysOn
@@ -915,3 +916,10 @@ def test_frozen_statistics_that_an_outer_train_sets_moving() -> None:
     assert one.where is not None and (one.where.line, one.severity) == (50, Severity.WARNING) and "line 29" in one.notes[0]
     assert [f.severity for f in found(frozen=False)] == [Severity.ADVICE]
     assert found(frozen=True, moves=False) == []
+
+
+def test_averaged_weights_with_blank_statistics() -> None:
+    of = builder.run([recording([event("untracked", module="Net", num=3, line=50)], [row(0)], rank=r) for r in (0, 1)])
+    (found,) = builder.findings(BlankAverage, of)
+    assert found.where is not None and found.where.line == 50 and found.ranks == (0, 1)
+    assert builder.findings(BlankAverage, builder.run([recording([], [row(0)], rank=r) for r in (0, 1)])) == []
