@@ -30,11 +30,14 @@ def _at_eval_forward(root: Any) -> None:
         S.recorder.event("untracked", sites.here(3), module=type(root).__name__, num=len(norms))
 
 
-def _untracked(module: Any) -> bool:
+def _untracked(layer: Any) -> bool:
     """On a device this waits once or twice, in a call of a power of two."""
     import torch
 
-    if not isinstance(module, torch.nn.modules.batchnorm._BatchNorm) or module.training or module.weight is None or module.running_mean is None:
+    if not isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+        return False
+    module: Any = layer
+    if module.training or module.weight is None or module.running_mean is None:
         return False
     if module.num_batches_tracked is None or module.weight.numel() < 2 or int(module.num_batches_tracked):
         return False
