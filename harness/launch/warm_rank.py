@@ -143,7 +143,8 @@ def run(path: str) -> None:
     try:
         exec(code, main.__dict__)
     except SystemExit as error:
-        if failures := sys.modules.get("_harness_probe.failures"):  # a fresh interpreter cannot tell: nobody sees the exception there
+        failures = sys.modules.get("_harness_probe.failures")
+        if failures and failures.S.recorder is not None:  # armed, not only preloaded; a fresh interpreter cannot tell: nobody sees the exception there
             failures.record_system_exit(error)
         raise
     except BaseException as error:
