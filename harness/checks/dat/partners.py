@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from harness.probe import protocol
 from harness.record import Recording, Run, number
 
 
 def of(run: Run, rank: int) -> set[int]:
-    """Every rank where the groups are not known."""
+    """Every rank where the groups are not known; the rank alone where nothing went to another one from its first step to its last."""
     recording, everybody = run.ranks[rank], set(range(run.world_size))
     if recording is None:
         return everybody
@@ -16,7 +17,17 @@ def of(run: Run, rank: int) -> set[int]:
             size = number(event["group_size"])
             known = [g for g in groups if len(g) == size] or _subgroups(recording, rank, size)  # of one size: most likely that of the gradients
             groups += known if event["world"] is False and known else [everybody]
-    return set().union(*groups) if groups else everybody
+    if groups:
+        return set().union(*groups)
+    return {rank} if _silent(recording) else everybody
+
+
+def _silent(recording: Recording) -> bool:
+    """Whether no collective and no message was sent between its steps: folds, a sweep, one model a rank."""
+    if recording.num_rows < 2 or any(e["sharded"] for e in recording.of(protocol.PARAMS)):
+        return False
+    talks = any(0 < e.step < recording.num_steps for e in recording.of("coll"))
+    return not talks and len(set(recording.column("seq"))) == 1 and not any(recording.column("num_coll")[1:])
 
 
 def apart(run: Run, some: tuple[int, ...], others: tuple[int, ...]) -> bool:

@@ -317,9 +317,10 @@ def test_decided_alone() -> None:
     silent(RankLocalDecision, stopped(waits_at=60))  # inside the loop: a collective of its own
 
 
-def trained_apart(groups: tuple[list[int] | None, list[int] | None], *met: Event, last: bool = False) -> Run:
+def trained_apart(groups: tuple[list[int] | None, list[int] | None], *met: Event, last: bool = False, wrapped: bool = True) -> Run:
     """Rank 0 takes one epoch more than rank 1, and both come to a good end."""
-    own = [[loop_event(1), event("wrap", index=0, group_size=1, group_ranks=group), *trained(0, 2), *met] for group in groups]
+    wraps = [[event("wrap", index=0, group_size=1, group_ranks=group)] if wrapped else [] for group in groups]
+    own = [[loop_event(1), *wrap, *trained(0, 2), *met] for wrap in wraps]
     rows = ([row(i, num_batches=1, t_ns=10**9) for i in range(4)], [row(i, num_batches=1, t_ns=10**9) for i in range(2)])
     ends = [[*([event("coll", s=s, op="all_reduce", world=True)] if last else []), event("end", s=s)] for s in (4, 2)]
     told = ([*own[0], *trained(1, 4), *ends[0]], [*own[1], *ends[1]])
@@ -331,6 +332,8 @@ def test_ranks_that_train_apart_decide_apart() -> None:
     silent(RankLocalDecision, trained_apart(([0], [1])))  # an ensemble: a member each
     said(RankLocalDecision, trained_apart(([0], [1]), event("coll", s=1, op="all_reduce", world=True)))  # they meet while they train
     silent(RankLocalDecision, trained_apart(([0], [1]), last=True))  # behind the training
+    silent(RankLocalDecision, trained_apart((None, None), last=True, wrapped=False))  # folds: nothing goes from rank to rank while they train
+    said(RankLocalDecision, trained_apart((None, None), event("coll", s=1, op="all_reduce", world=True), wrapped=False))
     silent(RankLocalDecision, trained_apart(([0], [1]), event("new_group", ranks=[0]), event("new_group", ranks=[1]),
                                             event("new_group", ranks=[0, 1]), event("coll", s=1, op="all_reduce", world=False, group_size=1)))  # fmt: skip
 
