@@ -15,7 +15,7 @@ import weakref
 NOT_SPARED = ("__main__", "__mp_main__", "builtins", "sys", "torch.distributed.distributed_c10d")  # the last holds the process groups
 CLEARED = "cpython.PyInterpreterState_Clear"  # the audit event between the end of the modules and that of the interpreter
 _libc = ctypes.CDLL(None)
-_leave = _libc.exit
+_leave = ctypes.PyDLL(None).exit  # keeps the GIL: destructors of libraries that were loaded later drop objects of Python's
 _preloaded: list[str] = []
 _is_success = [False]
 
