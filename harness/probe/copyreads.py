@@ -15,6 +15,8 @@ from . import sites, syntax
 
 FILLS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "popleft", "appendleft", "remove", "setdefault", "update"}
 SAYS = {"print", "log", "debug", "info", "warning", "warn", "error", "write"}
+LOOKS = (ast.Subscript, ast.Compare, ast.For, ast.comprehension, ast.BinOp, ast.BoolOp, ast.If, ast.IfExp, ast.JoinedStr, ast.Attribute)
+ASKS = {"all", "any", "bool", "dict", "enumerate", "len", "list", "max", "min", "range", "set", "sorted", "sum", "tuple", "zip"}
 MAX_METHODS = 30
 Path = tuple[str, ...]
 
@@ -23,6 +25,7 @@ Path = tuple[str, ...]
 class Reads:
     at: dict[Path, sites.Site] = field(default_factory=dict)  # ("max_len",) or ("transform", "strength") -> the first read
     firm: set[Path] = field(default_factory=set)  # read whichever way the code goes
+    handed_on: set[Path] = field(default_factory=set)  # under another name, or to a call, which may fill it
     own: set[str] = field(default_factory=set)  # assigned or filled by this code
     called: dict[str, set[str]] = field(default_factory=dict)  # name of what is held -> its methods that are called; "" for itself
 
@@ -115,6 +118,8 @@ class _Reader:
                 for child in value if isinstance(value, list) else [value]:
                     if isinstance(child, ast.AST):
                         self.visit(child, certain)
+                        if not isinstance(node, LOOKS) and not (isinstance(node, ast.Call) and getattr(node.func, "id", "") in ASKS):
+                            self.found.handed_on.add(self.path(child))
 
     def path(self, node: ast.AST) -> Path:
         """("a",) of `self.a`, ("a", "b") of `self.a.b`; empty for anything else."""

@@ -42,7 +42,8 @@ def _read(thing: Any, path: str, entries: frozenset[str], changed: set[tuple[int
         owner = thing if len(names) == 1 else vars(thing).get(names[0])
         key = (id(owner), names[-1])
         fills = reads.own if len(names) == 1 else reads.own | _own(owner)
-        if key in changed and not fills.intersection(names):
+        filled_elsewhere = now.get(key, ("", ""))[1][:1] in ("[", "{") and names in reads.handed_on
+        if key in changed and not filled_elsewhere and not fills.intersection(names):
             return {
                 "name": f"{path}.{'.'.join(names)}".lstrip("."), "then": then[key][1], "now": now[key][1], "read": sites.as_json(site),
                 "firm": names in reads.firm,

@@ -139,3 +139,23 @@ class Pad:
 def test_the_object_that_collates() -> None:
     pad = Pad()
     assert told(Lengths(), lambda d: setattr(pad, "longest", 9), collate=pad)[0]["name"] == "longest"
+
+
+class Orders(torch.utils.data.Dataset):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self.order, self.counts, self.told = [3, 1, 2], {"seen": 0}, {"seen": 0}
+
+    def __getitem__(self, i: int) -> int:
+        counts = self.counts
+        counts["seen"] += 1
+        count_in(self.told)
+        return self.order[i] if len(self.order) > i else 0
+
+
+def count_in(told: dict[str, int]) -> None:
+    told["seen"] += 1
+
+
+def test_small_collections() -> None:
+    assert told(Orders(), lambda d: d.order.reverse())[0]["name"] == "order"
+    assert told(Orders(), lambda d: d[0]) == []  # counted in the main process, as in the workers

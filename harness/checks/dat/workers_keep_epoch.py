@@ -20,7 +20,8 @@ Right
 
 Known limits
     Follows the code from `__getitem__`, `__iter__`, `__call__` to what it calls on self; an attribute that this code itself assigns, or reads only in a
-    message, is left out. An object that is replaced (another transform) is not seen, nor a change that lasts for a part of a pass.
+    message, is left out, and so is a list or dict that it hands on to a call. An object that is replaced
+    (another transform) is not seen, nor a change that lasts for a part of a pass.
 """
 
 from __future__ import annotations
