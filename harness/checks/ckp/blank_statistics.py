@@ -38,6 +38,7 @@ class BlankStatistics(Check):
     code = "CKP115"
     name = "blank-statistics"
     severity = Severity.ERROR
+    explains = ("EVL122",)
 
     def end(self, run: Run) -> Iterable[Finding]:
         if not any(True for _ in run.events("load_state")):

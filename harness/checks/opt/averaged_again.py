@@ -51,9 +51,9 @@ class AveragedAgain(Check):
         facts = replicas.require(run)
         found = [s for s in shares.of(run) if s.certain]
         unseen = unseen_sums.of(run)
-        if not found and unseen is None:
-            raise NotApplicable("no loss is divided by a count of all ranks")
-        if not _averaged(run, facts):
+        if not any(any(r.column("num_backward")) for r in run.present):
+            raise NotApplicable("no backward was seen before a step")
+        if (not found and unseen is None) or not _averaged(run, facts):
             return
         if unseen is not None:
             yield self._of_unseen(run, unseen)
