@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ class Planted:
     story: str
     source: str  # the edited script
     lines: tuple[int, int] | None  # where the finding has to stand: the edit, or `at`; None: the edit takes a statement out
-    args: tuple[str, ...] = ()  # of the whole file: a shorter run than the scenario's own, for its healthy twin too
+    args: tuple[str, ...] = ()  # of the whole file: a shorter run than the scenario's own
+    twin_args: tuple[str, ...] = ()  # of the healthy twin, where some check needs more of a healthy run than of a faulty one; else `args`
     env: Mapping[str, str] = field(default_factory=dict)  # e.g. a stand-in device table
 
     @property
@@ -39,13 +40,20 @@ def load(scenario: str, path: Path) -> list[Planted]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"{path}: {error}") from None
-    args = table.pop("args", [])
-    if not isinstance(args, list):
-        raise UsageError(f"{path}: args = {args!r} is no list of words")
-    return [_plant(scenario, name, entry, source, path, tuple(map(str, args))) for name, entry in table.items()]
+    args = _words(table, "args", path)
+    twin_args = _words(table, "twin_args", path) or args
+    return [replace(_plant(scenario, name, entry, source, path), args=args, twin_args=twin_args) for name, entry in table.items()]
 
 
-def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path: Path, args: tuple[str, ...]) -> Planted:
+def _words(table: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    """Taken out of the table: what is left are plants."""
+    words = table.pop(key, [])
+    if not isinstance(words, list):
+        raise UsageError(f"{path}: {key} = {words!r} is no list of words")
+    return tuple(map(str, words))
+
+
+def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path: Path) -> Planted:
     where = f"{path} [{name}]"
     if not isinstance(entry, dict) or not {"replace", "with", "finds"} <= set(entry) or set(entry) - KEYS:
         raise UsageError(f"{where}: needs replace, with and finds, and knows only {', '.join(sorted(KEYS))}")
@@ -62,8 +70,7 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
         str(entry.get("story", "")),
         edited,
         _lines_of(edited, str(entry["at"]), where) if "at" in entry else _edited_lines(old, new, first),
-        args,
-        dict(entry.get("env", {})),
+        env=dict(entry.get("env", {})),
     )
 
 

@@ -97,7 +97,7 @@ def _run(planted: list[Planted], words: list[str], progress: Any) -> Tally:
         scenario = catalog.builtin(name)
         source = catalog.read_script(catalog.scenario_dir() / f"{name}.py")
         timed = any(_timed(p) for p in planted if p.scenario == name)
-        args = next((p.args for p in planted if p.scenario == name), ())
+        args = next((p.twin_args for p in planted if p.scenario == name), ())
         trials.append(Trial(name, source, scenario.header.nproc or 2, timeout_s=TIMEOUT_S, args=args, env=_environment(name), alone=timed))
     tally, begun = Tally(), time.monotonic()
     for number, tried in enumerate(run_trials(trials, num_lanes=NUM_LANES), 1):
