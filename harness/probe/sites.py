@@ -72,13 +72,18 @@ def here(depth: int = 2) -> Site:
     return UNKNOWN if frame is None else of_frame(frame)
 
 
+def line(frame: FrameType) -> int:
+    """The line that a frame is at. Another thread's may stand at an instruction that belongs to no line: the first line of its code then."""
+    return frame.f_lineno or frame.f_code.co_firstlineno
+
+
 def of_frame(frame: FrameType) -> Site:
     """Where a frame of the user's code is right now."""
     code = frame.f_code
     key = (id(code), frame.f_lasti)
     found = _at.get(key)
     if found is None:
-        found = (code.co_filename, frame.f_lineno, code.co_name)
+        found = (code.co_filename, line(frame), code.co_name)
         if is_user_code(code):  # which keeps the code, and so its id
             _at[key] = found
     return found

@@ -218,7 +218,7 @@ def stacks() -> dict[str, list[Any]]:
         while frame is not None and len(frames) < 40:
             code = frame.f_code
             if not frames or sites.is_user_code(code):
-                frames.append(sites.as_json((code.co_filename, frame.f_lineno, code.co_name)))
+                frames.append(sites.as_json((code.co_filename, sites.line(frame), code.co_name)))
             frame = frame.f_back
         found[titles.get(ident, f"thread-{ident}")] = [f for f in frames if f]
     return found
