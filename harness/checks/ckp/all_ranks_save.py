@@ -72,7 +72,8 @@ class AllRanksSaveSamePath(Check):
                     if own_temporary
                     else "two writers at once leave an unreadable file, or one that mixes both ranks and loads",
                 ],
-                help="save under `if rank == 0:` and call `dist.barrier()` before another rank reads the file",
+                help="what is equal on all ranks: save under `if rank == 0:` and call `dist.barrier()` before another rank reads the file; "
+                'what each rank has of its own: put the rank into the name, `f"part_{rank}.pt"`',
                 severity=Severity.WARNING if own_temporary else None,
                 evidence={"path": path, "saves": len(group)},
             )
