@@ -1,7 +1,8 @@
 """HNG109 groups-made-apart: the ranks call new_group() with different lists of ranks
 
 What it does
-    In a run that hung or failed, compares the lists of ranks that the script passes to `dist.new_group()`, call by call. An error.
+    Compares the lists of ranks that the script passes to `dist.new_group()`, call by call. An error in a run that hung or failed, a warning in one
+    that came through.
 
 Why it is bad
     Every rank of the job has to make every group, in the same order, its own or not: the calls are counted, and the n-th call of one rank meets the
@@ -40,7 +41,7 @@ class GroupsMadeApart(Check):
         calls = [[e for e in r.of("new_group") if not e["local"]] for r in run.present]
         if len(calls) < 2 or not all(calls):
             raise NotApplicable("fewer than two ranks make groups")
-        if run.live or run.finished:
+        if run.live:
             return
         for nth in zip(*calls, strict=False):
             lists = [e["ranks"] for e in nth]
@@ -51,6 +52,8 @@ class GroupsMadeApart(Check):
                 f"the ranks make different groups by the same call: rank 0 one of {_said(lists[0])}, rank {other} one of {_said(lists[other])}",
                 where=nth[0].where,
                 ranks=run.rank_ids,
+                notes=["the groups bear one name: this run came through, the next may hang or mix them up"] if run.finished else [],
+                severity=Severity.WARNING if run.finished else None,
                 help="call new_group() for every group on every rank, in the same order, and keep the one that this rank is in",
             )
             return

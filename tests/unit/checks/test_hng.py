@@ -15,7 +15,7 @@ from harness.checks.hng.deadlocked_worker import DeadlockedWorker
 from harness.checks.hng.groups_made_apart import GroupsMadeApart
 from harness.checks.hng.hang import Hang
 from harness.checks.hng.missing_peer_at_start import MissingPeerAtStart
-from harness.model import RankExit, RankStacks, Where
+from harness.model import RankExit, RankStacks, Severity, Where
 from harness.record import Event, Recording, Run
 from tests.unit.checks.builder import event, findings, recording, row, run, site
 
@@ -212,7 +212,8 @@ def test_a_healthy_run_and_a_torn_one_are_silent(check: type) -> None:
     (([[0, 1]], [[2, 3]]), False, "hang", True),
     (([[0, 1], [2, 3]], [[0, 1], [2, 3]]), False, "hang", False),
     (([[0, 1]], [[2, 3]]), True, "hang", False),  # only the members call
-    (([[0, 1]], [[2, 3]]), False, "exited", False),  # it went well
+    (([[0, 1]], [[2, 3]]), False, "exited", True),  # it went well by chance
+    (([[0, 1], [2, 3]], [[0, 1], [2, 3]]), False, "exited", False),
     (([None], [[0]]), False, "hang", True),
 ])  # fmt: skip
 def test_groups_that_are_made_apart(lists: tuple[list[Any], list[Any]], local: bool, reason: str, fires: bool) -> None:
@@ -222,3 +223,4 @@ def test_groups_that_are_made_apart(lists: tuple[list[Any], list[Any]], local: b
     assert len(found) == fires
     if fires:
         assert found[0].where is not None and found[0].where.line == 30
+        assert found[0].severity is (Severity.WARNING if reason == "exited" else Severity.ERROR)
