@@ -39,6 +39,7 @@ MIN_STEPS, MIN_S = 50, 1.0
 MIN_GROWTH = 20 * series.MB
 WARN_GROWTH, WARN_SLOPE = 200 * series.MB, 2 * series.MB  # in all, and a step: no cache that fills up does both past the first pass
 WARN_RATE = 1000 * series.MB / 10_000  # bytes a step
+WARN_LEAST = 32 * series.MB  # a heap that settles: memory_growth without a probe gains 22 MB in 230 steps, and stops at 60 MB
 WARM_UP = 0.2
 
 
@@ -67,7 +68,7 @@ class MemoryGrows(Check):
         if caches:
             added = []  # the cache grows by itself; what the loop adds to need not
         large = trend.growth >= WARN_GROWTH and trend.slope >= WARN_SLOPE
-        strong = (trend.slope >= WARN_RATE or large) and _beyond_first_pass(recording)
+        strong = (trend.slope >= WARN_RATE or large) and trend.growth >= WARN_LEAST and _beyond_first_pass(recording)
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
             where=caches[0][0] if caches else added[0] if len(added) == 1 else place,
