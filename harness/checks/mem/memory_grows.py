@@ -6,7 +6,7 @@ What it does
     medians (Theil-Sen), its uncertainty half of their middle range. It grows where nearly every block is above the one before, the second
     half still grows, the slope is more than twice its uncertainty, the sum is over 20 MB, and the lowest value of a pass over the data rises
     from pass to pass. A warning from 50 steps and 1 second of
-    training on, if at the present rate 10,000 steps took more than 1 GB; else advice.
+    training on, if at the present rate 10,000 steps took more than 1 GB and the sum is over 32 MB; else advice.
 
 Why it is bad
     A list that is never emptied, a cache without a bound, tensors kept "for later": nothing fails until the kernel ends the process.
