@@ -162,17 +162,23 @@ class Row(NamedTuple):
     cuda_reserved_bytes: int
 
 
-def kept(step: int) -> bool:
-    """Whether a row of this step number is written: all of the first 2048, then every 2nd, 4th, ... of each doubling.
+def _stride(step: int) -> int:
+    """All rows of the first 1024, then every 2nd, 4th, ... of each doubling."""
+    return 1 << max(0, step.bit_length() - 10)
 
-    The rule depends on the step number only, so every rank keeps the same steps; a recording grows by 1024 rows a doubling.
+
+def kept(step: int) -> bool:
+    """Whether a row of this step number is written.
+
+    The rule depends on the step number only, so every rank keeps the same steps; a recording grows by 512 rows a doubling.
     """
-    stride = 1
-    bound = 2048
-    while step >= bound:
-        stride *= 2
-        bound *= 2
-    return step % stride == 0
+    return step % _stride(step) == 0
+
+
+def next_kept(step: int) -> int:
+    """The first step from `step` on whose row is written; the bound of a doubling is a multiple of both strides."""
+    stride = _stride(step)
+    return -(-step // stride) * stride
 
 
 # ---- per-parameter digests --------------------------------------------------------------------------------------------------

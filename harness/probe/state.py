@@ -34,6 +34,7 @@ class SinceStep:
     zeroed = False
     last_no_sync = False
     eval_backward = False
+    given = False  # the last backward was handed a gradient
     joined = False  # a collective was given a tensor that has a graph: the ranks' losses are one
     step_began = 0.0
 
@@ -68,6 +69,7 @@ class State:
     def reset(self) -> None:
         self.since = SinceStep()
         self.steps = 0
+        self.dark = False  # this step leaves no row (protocol.kept): hooks do what others depend on and no more
         self.light = False  # this step carries no digests (protocol.witnessed): hooks take their short way
         self.group: Any = None  # the default process group, once it exists
         self.in_collective = 0

@@ -23,7 +23,7 @@ from typing import Any
 from .. import digests, marks, names, roots, sites, sources
 from ..patching import after, contained, quiet, wrap
 from ..state import S, seq
-from . import assigned, comm_hooks, ddp, graphs, manual, queue, reached, scales, steps, thrown
+from . import assigned, comm_hooks, dark, ddp, graphs, manual, queue, reached, scales, steps, thrown
 
 at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
 at_left: list[Any] = []  # the same after it
@@ -102,8 +102,9 @@ def _after_zero_grad(result: Any, optimizer: Any, *args: Any, **kwargs: Any) -> 
         marks.of(optimizer).zeroed = True
 
 
-def _enter(loss: Any, site: sites.Site) -> None:
+def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
     if S.backwards <= 256:
+        S.since.given = given is not None
         for look in at_backward:
             look(loss)
     if manual._leaves:
@@ -327,8 +328,10 @@ def _make(original: Any) -> Any:
         loss = self[0] if isinstance(self, (list, tuple)) and self else self
         if not hasattr(loss, "grad_fn"):
             return original(self, *args, **kwargs)
+        if S.dark:
+            return dark.backward(original, self, args, kwargs)
         site = sites.here(2)
-        enter(loss, site)
+        enter(loss, site, args[0] if args else kwargs.get("gradient", kwargs.get("grad_tensors")))
         S.recorder.enter("backward", site)
         began, seq_before, python_before = time.perf_counter(), seq(), S.since.python_seq
         S.in_backward += 1

@@ -56,7 +56,6 @@ class Wrapped:
         self.forwards = 0  # since the last step
         self.graded = False  # one of them made a graph
         self.armed = False  # and found require_backward_grad_sync set: DDP reads it there, not in the backward
-        self.running = 0  # depth of DDP.forward right now
         self.eval_looks = 0
         self.buffer_value = 0
         norm = _norm_modules(model.module)
@@ -328,23 +327,20 @@ def _forward(original: Any) -> Any:
         recorder, wrapped = S.recorder, _wrapped_of(self)
         if wrapped is None or recorder.disabled or S.at_work.yes:
             return original(self, *args, **kwargs)
-        wrapped.forwards += 1
-        if torch.is_grad_enabled():
-            wrapped.graded = True
-            wrapped.armed = wrapped.armed or self.require_backward_grad_sync
-        wrapped.running += 1
-        S.since.num_forward += 1
         site = None
+        if not S.dark:
+            S.since.num_forward += 1
+            wrapped.forwards += 1
+            if torch.is_grad_enabled():
+                wrapped.graded = True
+                wrapped.armed = wrapped.armed or self.require_backward_grad_sync
         if not S.light:
             site = sites.here(2)
             entered(wrapped, self, args, kwargs, site)
         recorder.enter("ddp_forward", site)
-        try:
-            output = original(self, *args, **kwargs)
-        finally:
-            wrapped.running -= 1
+        output = original(self, *args, **kwargs)
         recorder.leave()
-        if not (S.light and S.steps % 16 and self.training and graphs.idle()):
+        if not self.training or not graphs.idle() or not (S.dark or (S.light and S.steps % 16)):
             left(wrapped, self, output)
         return output
 
@@ -361,7 +357,7 @@ def last_module_access() -> sites.Site | None:
 
 def _getattr(original: Any) -> Any:
     def __getattr__(self: Any, name: str) -> Any:
-        if name == "module" and sites.is_user_code(sys._getframe(1).f_code) and self.training:
+        if name == "module" and not S.dark and sites.is_user_code(sys._getframe(1).f_code) and self.training:
             _module_access[:] = [(S.steps, sites.here(2))]
         return original(self, name)
 

@@ -103,7 +103,7 @@ def _note(module: Any, args: Any, site: sites.Site) -> None:
     _open[0].note(args, {})
 
 
-def _before_step(optimizer: Any, witness: Any, params: Any = None) -> None:
+def _before_step(optimizer: Any) -> None:
     if _open:
         finish()
 
@@ -112,6 +112,5 @@ def arm() -> None:
     import torch
 
     after(torch.nn.Module, "train", _after_train)
-    steps.at_step.append(_before_step)
-    steps.at_light_step.append(_before_step)
+    steps.at_any_step.append(_before_step)
     at_close.append(quiet(finish))

@@ -119,7 +119,7 @@ def _after_optimizer_read(result: Any, optimizer: Any, *args: Any, **kwargs: Any
         one.used = one.used or one.ref() is optimizer
 
 
-def _at_step(optimizer: Any, witness: Any, params: Any = None) -> None:
+def _at_step(optimizer: Any) -> None:
     if not _watched:
         return
     _after_optimizer_read(None, optimizer)
@@ -216,5 +216,4 @@ def arm() -> None:
     after(torch.optim.Optimizer, "__init__", _after_made)
     after(torch.optim.Optimizer, "load_state_dict", _after_optimizer_load)
     after(torch.optim.Optimizer, "state_dict", _after_optimizer_read)
-    steps.at_step.append(_at_step)
-    steps.at_light_step.append(_at_step)
+    steps.at_any_step.append(_at_step)

@@ -100,6 +100,5 @@ def arm() -> None:
     import torch
 
     after(torch.nn.Module, "eval", lambda result, self, *a, **k: _watch(self))
-    steps.at_step.append(_close)
-    steps.at_light_step.append(_close)
+    steps.at_any_step.append(_close)
     at_close.append(quiet(_close))

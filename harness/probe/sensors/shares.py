@@ -13,9 +13,9 @@ import weakref
 from typing import Any
 
 from .. import digests, makeups, quotients, sites, sources
-from ..patching import before, contained
+from ..patching import contained
 from ..state import S
-from . import metrics, steps, thrown
+from . import backward, metrics, steps, thrown
 
 NUM_STEPS = 16
 MAX_KEPT = 16
@@ -46,7 +46,8 @@ def _is_summed(tensor: Any) -> bool:
     return False
 
 
-def _look(loss: Any, *args: Any, **kwargs: Any) -> None:
+@contained
+def _look(loss: Any) -> None:
     if S.steps >= NUM_STEPS or not _summed or getattr(loss, "grad_fn", None) is None or (not loss.is_cpu and thrown.capturing()):
         return
     site = sites.here(4)
@@ -56,13 +57,11 @@ def _look(loss: Any, *args: Any, **kwargs: Any) -> None:
         site,
         made=sites.as_json(sources.loss_made_at(site[0], site[1]) or site),
         quotients=None if found is None else [q._asdict() for q in found],
-        given=bool(args[:1] and args[0] is not None) or kwargs.get("gradient") is not None or bool(loss._backward_hooks),
+        given=S.since.given or bool(loss._backward_hooks),
         made_up=any(makeups.made_up(file) for file in {s[0] for s in (*sites.stack(4), *steps.made_at.values())}),
     )
 
 
 def arm() -> None:
-    import torch
-
-    before(torch.Tensor, "backward", _look)
+    backward.at_backward.append(_look)
     metrics.at_sum.append(_note)

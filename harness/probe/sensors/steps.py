@@ -16,11 +16,11 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from .. import digests, marks, names, protocol, sites, trainflags
+from .. import digests, lastloss, marks, names, protocol, sites, trainflags
 from ..arm import at_close
 from ..patching import quiet
-from ..state import MASK, S, SinceStep, mix, seq
-from . import collectives, ddp, memory, queue, rng
+from ..state import MASK, S, mix, seq
+from . import collectives, dark, ddp, memory, queue, rng
 
 _known: dict[int, Witness] = {}  # by id of the optimizer, which takes its entry with it
 _counter = [0]
@@ -138,29 +138,34 @@ def _closure(args: Any, kwargs: Any) -> Any:
 
 def under_way() -> bool:
     """Whether an optimizer is inside its step: the backwards that come now are its closure's."""
-    return bool(_pending or _light)
+    return bool(_pending or dark.under_way)
 
 
 def _inside_another() -> bool:
     """Whether another optimizer's step() is under way: ZeroRedundancyOptimizer and its like hand their step on to one that holds a part."""
-    if not (_pending or _light):
+    if not (_pending or dark.under_way):
         return False
     frame = sys._getframe(2)
     for _ in range(40):
         if frame is None:
             break
-        if frame.f_code.co_name == "wrapper" and ((outer := id(frame.f_locals.get("self"))) in _pending or outer in _light):
+        if frame.f_code.co_name == "wrapper" and ((outer := id(frame.f_locals.get("self"))) in _pending or outer in dark.under_way):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False  # that step raised
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if _inside_another():
+        return
+    for ends in at_any_step:
+        ends(optimizer)
+    if S.dark and id(optimizer) in _known:
+        dark.before_step(optimizer)
+        return
     began = time.perf_counter()
     if S.group is None and not S.light:
         collectives.adopt()
-    if _inside_another():
-        return
     S.since.step_began = began
     if S.light and (known := _known.get(id(optimizer))) is not None:
         _before_light(optimizer, known, _closure(args, kwargs) is None)
@@ -178,7 +183,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         witness.param_each = digests.of_tensors(params)[1]
         if S.steps < 256:
             S.recorder.event("before", opt=witness.opt, digest=protocol.digest_of(witness.param_each))
-    _light.clear()
+    dark.under_way.clear()
     _pending.clear()  # a step that raised leaves none of its parameters behind
     all_none = bool(tensors) and all(t is None for t in tensors)
     _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, all_none, witness.param_each, blind)
@@ -191,18 +196,15 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def _before_light(optimizer: Any, witness: Witness, has_gradients: bool) -> None:
     """At a step that carries no digests: nothing is read but what is in the row at every step."""
-    _light.clear()
+    dark.under_way.clear()
     _pending.clear()
-    _light[id(optimizer)] = protocol.FLAG_ALL_NONE if has_gradients and not _any_gradient(optimizer) else 0
+    dark.under_way[id(optimizer)] = protocol.FLAG_ALL_NONE if has_gradients and not _any_gradient(optimizer) else 0
     for look in at_light_step:
         look(optimizer, witness)
 
 
 def _any_gradient(optimizer: Any) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-
-
-_light: dict[int, int] = {}  # id of an optimizer that is inside a light step -> flags so far
 
 
 UNGRADED_STEPS = 8
@@ -223,12 +225,16 @@ def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any], grad
 
 
 at_step: list[Any] = []  # sensors that look at the gradients just before a step with digests: (optimizer, witness, params)
-at_light_step: list[Any] = []  # what is asked at the other steps too: (optimizer, witness)
+at_light_step: list[Any] = []  # what is asked at the other steps that leave a row too: (optimizer, witness)
+at_any_step: list[Any] = []  # what ends at a step, of whatever kind: (optimizer)
 
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    if (light := dark.under_way.pop(id(optimizer), None)) is not None and S.dark:
+        dark.after_step(optimizer)
+        return
     began = time.perf_counter()
-    if (light := _light.pop(id(optimizer), None)) is not None:
+    if light is not None:
         witness, flags = _known[id(optimizer)], light | protocol.FLAG_CHANGED
         S.steps_by_optimizer += 1
         write_row(witness.opt, flags | witness.of_ddp, began, lr=_lr(optimizer))
@@ -275,7 +281,7 @@ def write_row(
         _machine[:] = [began, queue.waited_s(), *memory.now(step)]
     _, waited, rss, alloc, reserved = _machine
     if protocol.kept(step):
-        loss = _read_loss()
+        loss = lastloss.value()
         if loss is not None and not math.isfinite(loss):
             flags |= protocol.FLAG_LOSS_NOT_FINITE
         flags |= (
@@ -294,54 +300,17 @@ def write_row(
             rss, alloc, reserved,
         )  # fmt: skip
         S.recorder.row(packed, step)
-    S.steps = S.recorder.steps = step + 1
-    S.light = not protocol.witnessed(step + 1)
-    S.recorder.progress()
+    dark.close()
     if step == 0:
         S.recorder.phase("train")
     _last_probe[0] = S.probe_s
-    S.since = since = SinceStep()
-    since.queue = waited
+    S.since.queue = waited
     S.probe_s += time.perf_counter() - began
 
 
 MACHINE_EVERY_S = 0.004  # how often memory and run queue are read at light steps: 5 us, more on a device; PRF102 looks for 5 ms a step
 _machine: list[Any] = [0.0, 0.0, 0, 0, 0]  # when they were read, run queue seconds, bytes: resident, CUDA allocated, CUDA reserved
 _last_probe = [0.0]
-
-
-def _read_loss() -> float | None:
-    """The loss of the last backward. On a device this would wait for the GPU at every step: it is read when the copy has arrived."""
-    loss = S.loss
-    if loss is None:
-        return None
-    try:
-        if isinstance(loss, float):
-            return loss
-        if loss.is_cpu:
-            return float(loss.item()) if loss.numel() == 1 else float(loss.detach().float().mean())
-        return _device_loss(loss)
-    except (RuntimeError, TypeError):
-        return None
-
-
-_in_flight: list[tuple[Any, Any]] = []
-
-
-def _device_loss(loss: Any) -> float | None:
-    """The newest device loss whose copy has arrived: a few steps old, without a wait."""
-    import torch as untyped
-
-    torch: Any = untyped
-    host = torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True)  # whatever the script's default device is
-    host.copy_(loss.detach().float().mean(), non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    _in_flight.append((host, event))
-    value: float | None = None
-    while _in_flight and _in_flight[0][1].query():
-        value = float(_in_flight.pop(0)[0])
-    return value
 
 
 def _hyper(optimizer: Any) -> int:

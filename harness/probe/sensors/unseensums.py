@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from .. import makeups, sites, sources, unseensums
-from ..patching import after, before
+from ..patching import after, contained
 from ..state import S
-from . import collectives, metrics, steps, thrown
+from . import backward, collectives, metrics, steps, thrown
 
 NUM_STEPS, MAX_KEPT = 16, 16
 _summed: list[tuple[int, unseensums.Key, sites.Site, frozenset[str]]] = []  # step, what made it, where, sides of the division
@@ -34,7 +34,8 @@ def _reduced(result: Any, *args: Any, **kwargs: Any) -> None:
         del _summed[:-MAX_KEPT]
 
 
-def _look(loss: Any, *args: Any, **kwargs: Any) -> None:
+@contained
+def _look(loss: Any) -> None:
     own = [one for one in _summed if one[0] == S.steps]
     if not own or S.steps >= NUM_STEPS or getattr(loss, "grad_fn", None) is None or (not loss.is_cpu and thrown.capturing()):
         return
@@ -48,19 +49,18 @@ def _look(loss: Any, *args: Any, **kwargs: Any) -> None:
         made=sites.as_json(sources.loss_made_at(site[0], site[1]) or site),
         at=sites.as_json(own[-1][2]),
         side=side if all(side in sides for _, _, _, sides in own) else "",
-        given=bool(args[:1] and args[0] is not None) or kwargs.get("gradient") is not None or bool(loss._backward_hooks),
+        given=S.since.given or bool(loss._backward_hooks),
         made_up=any(makeups.made_up(file) for file in {s[0] for s in (*sites.stack(4), *steps.made_at.values())}),
     )
 
 
 def arm() -> None:
-    import torch
     import torch.distributed as dist
 
     if not dist.is_available():
         return
     from torch.distributed import distributed_c10d as c10d
 
-    before(torch.Tensor, "backward", _look)
+    backward.at_backward.append(_look)
     if after(c10d, "all_reduce", _reduced):
         dist.all_reduce = c10d.all_reduce
