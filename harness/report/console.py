@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,11 +228,21 @@ def not_judged_lines(verdict: Verdict, style: Style) -> list[str]:
                 f"{reason} ({', '.join(code_ranges(codes))})" if kind is not OutcomeKind.DESELECTED else ", ".join(code_ranges(codes))
                 for reason, codes in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
             ]
-            # most checks do not apply to any one script: in one paragraph they take a third of the lines
             paragraphs = ["; ".join(entries)] if kind is OutcomeKind.NOT_APPLICABLE else entries
+            if kind is OutcomeKind.NOT_APPLICABLE and num > MANY:
+                paragraphs = [_by_family([c for codes in groups.values() for c in codes])]
             for text in paragraphs:
                 lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_long_words=False)
     return lines + suppression_lines(verdict)
+
+
+MANY = 24  # of a hundred checks or more most do not apply to any one script: their reasons would take a third of the lines
+
+
+def _by_family(codes: Sequence[str]) -> str:
+    families = Counter(code[:3] for code in codes)
+    told = ", ".join(f"{family} {num}" for family, num in sorted(families.items()))
+    return f"{told}; the reason of each is in report.json, and `harness report --select {min(codes)}` tells one"
 
 
 def code_ranges(codes: Sequence[str]) -> list[str]:

@@ -192,6 +192,15 @@ def test_output_is_ascii_so_that_every_terminal_shows_it() -> None:
         assert text.isascii()
 
 
+def test_where_most_checks_do_not_apply_their_families_are_counted() -> None:
+    codes = [f"{family}{number}" for family in ("DAT", "SYN") for number in range(101, 120)]
+    outcomes = tuple(Outcome(c, c.lower(), OutcomeKind.NOT_APPLICABLE, f"why not {c}") for c in codes)
+    text = render(make_run(), verdict_of(make_run(), 0, outcomes=(*OUTCOMES, *outcomes)), FOLDER, "/home/u/project", PLAIN)
+    assert "not applicable: 40 checks\n  DAT 19, SHM 2, SYN 19; the reason of each is in report.json" in text
+    assert "why not" not in text
+    assert "a trend needs 200 (MEM103)" in text  # what could not be judged is always told
+
+
 if __name__ == "__main__":
     for file_name, content in samples().items():
         (GOLDEN / f"{file_name}.txt").write_text(content, "utf-8")
