@@ -49,7 +49,7 @@ class NoneGradAsymmetric(Check):
         if pairing.lone(run, pairing.of(run)) is not None:
             return  # another collective, on some ranks only, broke the pairing: the gradients merely follow
         steps = {rank: Counter(e.step for e in c) for rank, c in columns.items()}
-        reached = min(r.num_steps for r in run.present) - died_on_its_way(run)
+        reached = min(r.num_steps for r in run.present) - (run.live or died_on_its_way(run))  # the step in work is not all told yet
         failed = any(e.code for e in run.ending.exits) or run.ending.reason == "hang"
         for step in sorted({s for counter in steps.values() for s in counter if s <= reached}):
             counts = {rank: s[step] for rank, s in steps.items()}

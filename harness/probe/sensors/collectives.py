@@ -20,7 +20,7 @@ from typing import Any
 from .. import conditions, digests, entries, failures, protocol, sites, variables
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
-from . import gathers, queue
+from . import gathers, handles, queue
 
 OPS = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
@@ -200,6 +200,8 @@ def _make(op: str) -> Any:
             S.since.python_seq += max(0, seq() - before)
             if S.steps < gathers.FIRST_STEPS and op in gathers.OPS:
                 gathers.note(op, args, kwargs, result, site)
+            if result is not None and S.steps < handles.NUM_STEPS and op in handles.OPS:
+                handles.note(op, args, kwargs, result, site)
             return result
 
         return collective

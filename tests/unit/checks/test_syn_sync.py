@@ -68,6 +68,15 @@ def test_a_reduction_is_a_skipped_gradient_only_where_the_ranks_collectives_do_n
     assert len(findings(CHECKS["SYN118"], counted(([(16, True), (80, True)], [(80, True)])))) == 1
 
 
+def test_the_step_in_work_of_a_live_run_is_not_judged() -> None:
+    def of(step: int) -> list[Event]:
+        return [coll("all_reduce", 43, s=step, numel=n, grad=True) for n in (16, 80)]
+
+    for step, fires in ((12, 0), (11, 1)):
+        part = two_ranks(ddp=False, extra=lambda r, step=step: of(step)[r:], live=True)
+        assert len(findings(CHECKS["SYN118"], part)) == fires
+
+
 def test_a_rank_that_was_killed_between_two_reductions_skipped_no_gradient() -> None:
     """It is the last step that is short, and its own end is the cause; what lies before that is judged."""
 
