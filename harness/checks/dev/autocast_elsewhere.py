@@ -16,6 +16,7 @@ Right
     with torch.autocast(device.type, dtype=torch.bfloat16):              # or enabled=device.type == "cuda"
 
 Known limits
+    Advice only where float16 on a GPU is asked for and the script runs on a CPU: the recipe is the GPU's, and its float16 and scaler are no use here.
     One that is asked for with `enabled=False` is off on purpose. Parameters on several kinds of devices are healthy where one of them is meant.
 """
 
@@ -41,10 +42,12 @@ class AutocastElsewhere(Check):
             return
         event = told[0][1]
         asked, on = ", ".join(map(str, event["asked"] or ())), ", ".join(map(str, event["on"] or ()))
+        recipe = event["half"] is True and event["on"] == ["cpu"]
         yield self.finding(
             f"autocast is asked for {asked}, and the model is on {on}: mixed precision has no effect",
             where=event.where,
             ranks=sorted({rank for rank, _ in told}),
+            severity=Severity.ADVICE if recipe else None,
             notes=["torch says so in a warning at most; all that is computed stays in the precision of the parameters"],
             help="`torch.autocast(device.type, ...)`, or `enabled=` false where this device is not meant",
         )

@@ -44,7 +44,7 @@ class GroupsMadeApart(Check):
         if run.live:
             return
         for nth in zip(*calls, strict=False):
-            lists = [e["ranks"] for e in nth]
+            lists = [sorted(told, key=str) if isinstance(told := e["ranks"], list) else told for e in nth]  # torch sorts them too
             if all(told == lists[0] for told in lists):
                 continue
             other = next(i for i, told in enumerate(lists) if told != lists[0])

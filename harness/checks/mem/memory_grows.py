@@ -22,7 +22,7 @@ Known limits
     Needs 50 steps; shorter runs are inconclusive. A run that ends within its first pass over the data gives advice only. Pages of mapped
     files do not count. Which line allocates is a sample (10 a second), so the place is likely, not certain; where the training loop adds
     to one container only, that statement is named instead, and so is a `functools.lru_cache` without a bound that keeps tensors and was never
-    hit.
+    hit. Advice only where deques with a bound that is not reached yet, such as a replay buffer, hold a good part of what was gained.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from collections.abc import Iterable, Sequence
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.mem import series
 from harness.model import Finding, Severity, Where
-from harness.record import Recording, Run, where_of
+from harness.record import Recording, Run, number, where_of
 
 MIN_STEPS, MIN_S = 50, 1.0
 MIN_GROWTH = 20 * series.MB
 WARN_GROWTH, WARN_SLOPE = 200 * series.MB, 2 * series.MB  # in all, and a step: no cache that fills up does both past the first pass
 WARN_RATE = 1000 * series.MB / 10_000  # bytes a step
 WARN_LEAST = 32 * series.MB  # a heap that settles: memory_growth without a probe gains 22 MB in 230 steps, and stops at 60 MB
+UNFILLED = 0.25  # of the growth, told once at a growth of 8, 32 and 128 MB: what a replay buffer holds by then
 WARM_UP = 0.2
 
 
@@ -69,16 +70,19 @@ class MemoryGrows(Check):
             added = []  # the cache grows by itself; what the loop adds to need not
         large = trend.growth >= WARN_GROWTH and trend.slope >= WARN_SLOPE
         strong = (trend.slope >= WARN_RATE or large) and trend.growth >= WARN_LEAST and _beyond_first_pass(recording)
+        unfilled = max((number(e["unfilled_bytes"]) for e in recording.of("keepers")), default=0)
+        bounded = unfilled >= UNFILLED * trend.growth
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
             where=caches[0][0] if caches else added[0] if len(added) == 1 else place,
             ranks=[rank for rank, _, _ in growing],
-            severity=None if strong else Severity.ADVICE,
+            severity=None if strong and not bounded else Severity.ADVICE,
             notes=[
                 f"rank {rank}: slope {_size(trend.slope)} +- {_size(trend.error)} a step over {recording.num_rows} rows, "
                 f"{trend.rising} of {trend.num_blocks - 1} blocks higher than the one before",
                 *([f"{share:.0%} of the growth seen by sampling was at line {place.line}"] if place is not None else []),
                 *(f"the lru_cache of `{w.function}` keeps {num} results and was never hit: tensors hash by identity" for w, num in caches),
+                *([f"deque(maxlen=...) that are not full yet hold {_size(unfilled)} of it: it ends when they are"] if bounded else []),
                 *([f"the loop adds to containers at lines {', '.join(str(w.line) for w in added)}"] if len(added) > 1 else []),
             ],
             help="take the cache off this function, or key it by what repeats (a size, an index)"

@@ -77,6 +77,6 @@ def _stands(event: Event, entered: set[tuple[str, int]]) -> bool:
 
 def _own(event: Event, shadow: Event) -> bool:
     """The script itself calls it: it does not fit the shadow, or its line names the operation. The model's are called from the line of its forward."""
-    if event.where is None or event["hook"] or event["inside"]:
-        return False
+    if event.where is None or event["hook"] or event["inside"] or "notify_join_context" in event.where.text:
+        return False  # a Joinable of the script's own asks who is left
     return (event["op"], event["numel"], event["dtype"]) != (shadow["op"], shadow["numel"], shadow["dtype"]) or f"{event['op']}(" in event.where.text

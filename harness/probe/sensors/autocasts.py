@@ -1,7 +1,8 @@
 """For which kinds of device the script asks for autocast, and on which its trained parameters lie.
 
 Event "autocast_elsewhere" (once, before the third step): site (the statement that asks), asked (device types, each with `enabled` true), on (those
-of the parameters). Only where autocast was asked for in this step or the one before, and for none of the devices that parameters lie on.
+of the parameters), half (float16 is what all of them compute in). Only where autocast was asked for in this step or the one before, and for none
+of the devices that parameters lie on.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from ..state import S
 from . import steps
 
 LOOKED_AT, MAX_ASKED = 2, 8
-_asked: dict[str, tuple[int, sites.Site]] = {}  # device type -> step of the last time, statement
+_asked: dict[str, tuple[int, sites.Site, bool]] = {}  # device type -> step of the last time, statement, whether in float16
 _told = [False]
 
 
 def _before_init(self: Any, device_type: Any = None, dtype: Any = None, enabled: Any = True, *args: Any, **kwargs: Any) -> None:
     if not _told[0] and enabled and isinstance(device_type, str) and len(_asked) < MAX_ASKED:
-        _asked[device_type] = (S.steps, sites.here(4))
+        half = str(dtype) == "torch.float16" or (dtype is None and device_type == "cuda")
+        _asked[device_type] = (S.steps, sites.here(4), half)
 
 
 def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
@@ -28,9 +30,10 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
         return
     _told[0] = True
     on = sorted({p.device.type for p in params if p is not None})
-    recent = {kind: site for kind, (step, site) in _asked.items() if step >= S.steps - 1 and site[0]}
+    recent = {kind: (site, half) for kind, (step, site, half) in _asked.items() if step >= S.steps - 1 and site[0]}
     if recent and on and recent.keys().isdisjoint(on):
-        S.recorder.event("autocast_elsewhere", next(iter(recent.values())), asked=sorted(recent), on=on)
+        site, _ = next(iter(recent.values()))
+        S.recorder.event("autocast_elsewhere", site, asked=sorted(recent), on=on, half=all(half for _, half in recent.values()))
 
 
 def arm() -> None:

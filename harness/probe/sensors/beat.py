@@ -10,7 +10,8 @@ conditions.py).
 Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was
 in); only while memory moves.
 Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
-container; caches [[site of the function, results kept]] of lru_caches that keep tensors and were never hit.
+container; caches [[site of the function, results kept]] of lru_caches that keep tensors and were never hit; unfilled_bytes (in deques whose
+bound is not reached yet).
 Event "profile" (every minute of training and at the end): samples, lines [[site, samples in which the main thread was there, in no
 collective and no backward]], load (1 minute load average of the host).
 Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
@@ -25,7 +26,7 @@ import threading
 import time
 from typing import Any
 
-from .. import conditions, hitless, keepers, protocol, sites
+from .. import conditions, hitless, keepers, protocol, sites, unfilled
 from ..arm import at_close
 from ..patching import before
 from ..state import S
@@ -168,7 +169,8 @@ class Beat:
             self.tell_keepers_at *= 4
             found = keepers.candidates(S.loss_site)
             caches = [[sites.as_json(site), num] for site, num in hitless.caches(S.steps)[:4]]
-            self.recorder.event("keepers", S.loss_site, statements=[sites.as_json(s) for s in found[:8]], caches=caches)
+            told = [sites.as_json(s) for s in found[:8]]
+            self.recorder.event("keepers", S.loss_site, statements=told, caches=caches, unfilled_bytes=unfilled.held_bytes())
 
     def tell(self) -> None:
         samples, self.samples = self.samples, []

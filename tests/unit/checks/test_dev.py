@@ -205,4 +205,7 @@ def test_autocast_for_another_device() -> None:
     told = event("autocast_elsewhere", line=40, asked=["cuda"], on=["cpu"])
     (found,) = findings(AutocastElsewhere, run([recording([told], [row(0)], rank=r) for r in range(2)]))
     assert found.code == "DEV110" and found.severity is Severity.WARNING and found.where is not None and found.where.line == 40 and found.ranks == (0, 1)
+    recipe = event("autocast_elsewhere", line=40, asked=["cuda"], on=["cpu"], half=True)  # a GPU's script that was started on a CPU
+    (found,) = findings(AutocastElsewhere, run([recording([recipe], [row(0)])]))
+    assert found.severity is Severity.ADVICE
     assert findings(AutocastElsewhere, run([recording([], [row(0)])])) == []

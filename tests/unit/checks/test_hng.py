@@ -215,6 +215,7 @@ def test_a_healthy_run_and_a_torn_one_are_silent(check: type) -> None:
     (([[0, 1]], [[2, 3]]), False, "exited", True),  # it went well by chance
     (([[0, 1], [2, 3]], [[0, 1], [2, 3]]), False, "exited", False),
     (([None], [[0]]), False, "hang", True),
+    (([[0, 1]], [[1, 0]]), False, "exited", False),  # the partner's side of the same pair
 ])  # fmt: skip
 def test_groups_that_are_made_apart(lists: tuple[list[Any], list[Any]], local: bool, reason: str, fires: bool) -> None:
     ranks = [recording([event("new_group", line=30, ranks=told, local=local) for told in mine], rank=r) for r, mine in enumerate(lists)]

@@ -73,6 +73,7 @@ def coll(line: int, text: str, numel: int = 1, op: str = "all_reduce", **told: A
 
 
 FORWARD, JOIN, METER = (61, "loss = loss_fn(model(x), y)"), (59, "with Join([model]):"), (35, "dist.all_reduce(both)")
+OWN = (12, "Join.notify_join_context(self); dist.all_reduce(t)")
 
 
 def joined(short: list[Event], long: list[Event], both: bool = True) -> Run:
@@ -103,5 +104,6 @@ def test_what_join_answers_is_healthy() -> None:
         joined([*step(), *shadow(2), *shadow(1), meter], [*step(), *step(), *shadow(1), meter]),  # behind Join
         joined([*step(meter), coll(*FORWARD), coll(*FORWARD), coll(20, "dist.all_reduce(shadow)", 2)], [*step(meter), *step(meter)]),  # a hook of the script's own
         joined([*step(meter), *shadow(3)], [*step(meter), *step(meter)], both=False),
+        joined([coll(*OWN), *step(), *shadow(2)], [coll(*OWN), *step(), coll(*OWN), *step()]),  # a Joinable of the script's own
     ):
         assert findings(CollectiveWithoutShadow, healthy) == []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from harness.checks.engine import judge
 from harness.checks.mem import series
@@ -18,7 +20,7 @@ from harness.checks.mem.memory_grows import MemoryGrows
 from harness.checks.mem.memory_imbalance import MemoryImbalance
 from harness.checks.mem.over_budget import OverBudget
 from harness.model import Finding, Severity
-from harness.probe import keepers
+from harness.probe import keepers, unfilled
 from harness.record import Event, Recording, Run
 from tests.unit.checks.builder import event, findings, recording, row, run, site
 
@@ -91,6 +93,22 @@ def test_the_only_statement_that_fills_a_container_is_named() -> None:
     told = event("keepers", s=20, statements=[site(44, "history.append(x)")])
     (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s, events=(told,))]))
     assert found.where and found.where.line == 44
+
+
+@pytest.mark.parametrize(("held", "severity"), [(0, Severity.WARNING), (4 * MB, Severity.WARNING), (32 * MB, Severity.ADVICE)])
+def test_a_replay_buffer_that_is_not_full_yet_is_no_leak(held: int, severity: Severity) -> None:
+    told = event("keepers", s=60, statements=[], unfilled_bytes=held)
+    (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s, events=(told,))]))
+    assert found.severity is severity
+
+
+def test_only_deques_that_have_room_count() -> None:
+    def held(maxlen: int | None) -> int:
+        before = unfilled.held_bytes()
+        kept = deque(((torch.zeros(256), i, {"next": torch.zeros(256)}) for i in range(50)), maxlen=maxlen)
+        return unfilled.held_bytes() - before if kept else 0
+
+    assert [held(1000), held(50), held(None)] == [50 * 2048, 0, 0]
 
 
 def test_a_cache_that_is_never_hit_is_named() -> None:
