@@ -6,7 +6,7 @@ import ast
 from types import CodeType
 from typing import Any
 
-from . import sites, syntax
+from . import picks, sites, syntax
 
 DRAWS = {
     "randn", "rand", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "randn_like", "rand_like", "randint_like",
@@ -72,8 +72,9 @@ def _read(kind: type, method: str, depth: int) -> set[str]:
     if function is None or not function.args.args:
         return set()
     owner = function.args.args[0].arg
-    found = {n.attr for n in syntax.nodes(function) if isinstance(n, ast.Attribute) and _is_own(n, owner) and isinstance(n.ctx, ast.Load)}
-    for name in sorted(found) if depth else ():
+    named = {n.attr for n in syntax.nodes(function) if isinstance(n, ast.Attribute) and _is_own(n, owner) and isinstance(n.ctx, ast.Load)}
+    found = {name for name in named if not picks.only_picked(function, owner, name)}
+    for name in sorted(named) if depth else ():
         if callable(getattr(kind, name, None)):
             found = found | _read(kind, name, depth - 1)
     return found

@@ -11,6 +11,8 @@ import pytest
 from harness.probe import drawn
 
 SOURCE = '''
+import random
+
 import torch
 
 
@@ -73,6 +75,80 @@ class Computed(torch.nn.Module):
 
 class Inherits(Plain):
     pass
+
+
+class NoiseBank(torch.nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.bank = torch.randn(64 * n, n)
+
+    def forward(self, x):
+        if self.training:
+            pick = torch.randint(len(self.bank), (len(x),))
+            x = x + 0.1 * self.bank[pick]
+        return x
+
+
+class BankPickedInLine(NoiseBank):
+    def forward(self, x):
+        return x + self.bank[torch.randperm(self.bank.shape[0])[: len(x)]]
+
+
+class BankMoved(NoiseBank):
+    def forward(self, x):
+        self.bank = self.bank.to(x.device)
+        bank = self.bank.float()
+        start = random.randrange(len(bank) - len(x))
+        return x + bank[start : start + len(x)]
+
+
+class BankBySelect(NoiseBank):
+    def forward(self, x):
+        return x + self.noise(len(x))
+
+    def noise(self, num):
+        at = torch.randint(0, self.bank.size(0), (num,))
+        return self.bank.to("cpu").index_select(0, at)
+
+
+class BankByFunction(NoiseBank):
+    def forward(self, x):
+        at = torch.empty(len(x), dtype=torch.long).random_(0, 64)
+        return x + torch.index_select(self.bank, 0, at)
+
+
+class Rolled(NoiseBank):
+    def forward(self, x):
+        return x + torch.roll(self.bank, int(torch.randint(9, ())), 0)[: len(x)]
+
+
+class CodesByInput(NoiseBank):
+    def forward(self, ids):
+        return self.bank[ids]
+
+
+class PickedAndWhole(NoiseBank):
+    def forward(self, x):
+        pick = torch.randint(len(self.bank), (len(x),))
+        return x @ self.bank.T + self.bank[pick]
+
+
+class WholeUnderAnotherName(NoiseBank):
+    def forward(self, x):
+        bank = self.bank.to(x.device)
+        pick = torch.randint(len(bank), (len(x),))
+        return (x + bank[pick]) @ bank.T
+
+
+class RandomRowsOfTheInput(NoiseBank):
+    def forward(self, x):
+        x = x[torch.randperm(len(x))]
+        return x @ self.bank.T
+
+
+class ScaledAtRandom(NoiseBank):
+    def forward(self, x):
+        return torch.rand(()) * self.bank[: len(x)] + x
 '''
 
 
@@ -93,11 +169,19 @@ def names(kind: type) -> dict[str, int]:
 
 
 def test_drawn_and_read(classes: Any) -> None:
-    assert names(classes.Plain) == {"freqs": 12, "shift": 14}
-    assert names(classes.Inherits) == {"freqs": 12, "shift": 14}
+    assert names(classes.Plain) == {"freqs": 14, "shift": 16}
+    assert names(classes.Inherits) == {"freqs": 14, "shift": 16}
 
 
-@pytest.mark.parametrize("kind", ["Buffer", "Sampler", "OwnGenerator", "Computed"])
+@pytest.mark.parametrize("kind", ["CodesByInput", "PickedAndWhole", "WholeUnderAnotherName", "RandomRowsOfTheInput", "ScaledAtRandom"])
+def test_a_bank_of_which_more_is_read_than_random_entries(classes: Any, kind: str) -> None:
+    assert set(names(getattr(classes, kind))) == {"bank"}
+
+
+BANKS = ["NoiseBank", "BankPickedInLine", "BankMoved", "BankBySelect", "BankByFunction", "Rolled"]
+
+
+@pytest.mark.parametrize("kind", ["Buffer", "Sampler", "OwnGenerator", "Computed", *BANKS])
 def test_healthy_neighbours(classes: Any, kind: str) -> None:
     assert names(getattr(classes, kind)) == {}
 

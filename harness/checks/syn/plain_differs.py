@@ -18,7 +18,7 @@ Right
 
 Known limits
     Read from the source: the draw stands in `__init__`, without a `generator=`, and forward reads the attribute. Noise that forward does not
-    read, caches, and tensors of models that DDP does not wrap are not judged.
+    read, or only takes entries of that it picks by a random draw of its own, caches, and tensors of models that DDP does not wrap are not judged.
 """
 
 from __future__ import annotations
