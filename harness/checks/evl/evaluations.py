@@ -134,4 +134,6 @@ def whole(group: Sequence[Evaluation]) -> bool:
         return False
     if all(p.distinct for p in passed):
         return len({frozenset(p.rows) for p in passed}) == 1
+    if all(p.rows for p in passed) and len({tuple(sorted(p.rows)) for p in passed}) > 1:
+        return False  # each rank numbers the samples of its own part from 0 on
     return all(p.indices for p in passed) and len({frozenset(p.indices) for p in passed}) == 1 and len({p.dataset_len for p in passed}) == 1

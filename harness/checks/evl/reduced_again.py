@@ -20,8 +20,9 @@ Right
     dist.all_reduce(counts)                    # once, behind the loop; or reduce a copy: dist.all_reduce(shown := counts.clone())
 
 Known limits
-    Sums of numbers that are not negative (counts, losses), at least three reductions in a row. Of tensors with more than
-    eight elements only the sum over the elements is looked at.
+    Sums of numbers that are not negative (counts, losses), at least three reductions in a row; six where it is one number alone, no count, that
+    comes in a new tensor each time, for a number that doubles of itself is nothing unheard of. Of tensors with more than eight elements only the
+    sum over the elements is looked at.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from harness.model import Finding, Severity
 from harness.record import Run
 
 MIN_PAIRS = 3  # in all, two and more in a row: a local counter that is reduced at even distances passes once, and less than doubles after that
+MIN_PAIRS_OF_ONE = 6
 MAX_PERIOD = 8  # meters that are reduced in turn by one statement
 SHARE = 0.8  # of what goes in at the end of a row: 14 parts in 15 where two ranks reduce counts of equal batches
 ROUNDING = 1e-5
@@ -84,7 +86,7 @@ def _longest(series: Sequence[Reduction]) -> list[Reduction]:
     """The longest row in which each reduction holds the one before, of reductions that are `period` calls apart; none where there are few."""
     for period in range(1, MAX_PERIOD + 1):
         for first in range(period):
-            rows = [r for r in _rows(series[first::period]) if len(r) > 2 and _even(r) and _mostly_old(r)]
+            rows = [r for r in _rows(series[first::period]) if len(r) > 2 and _even(r) and _mostly_old(r) and _told_apart(r)]
             if sum(len(r) - 1 for r in rows) >= MIN_PAIRS:
                 return max(rows, key=len)
     return []
@@ -114,6 +116,13 @@ def _holds(old: Reduction, new: Reduction) -> bool:
         if not any(b > a * (1 + ROUNDING) for a, b in pairs):
             return False  # the same sum over other groups of ranks, or nothing new
     return True
+
+
+def _told_apart(row: Sequence[Reduction]) -> bool:
+    """The old sum itself goes in, several numbers agree, it is a count, or it agrees too often for a quantity that grows by nature."""
+    same = all(e["same"] is not False for one in row[1:] for e in one.events)
+    counts = all(v.is_integer() for one in row for own in one.before for v in own)
+    return same or counts or len(row[0].after) > 1 or len(row) > MIN_PAIRS_OF_ONE
 
 
 def _even(row: Sequence[Reduction]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.model import Where
+from harness.probe import protocol
 from harness.record import Recording, Run
 from harness.steps import Step
 
@@ -30,10 +31,16 @@ def of_step(step: Step) -> Point | None:
         return None
     if kinds == {1} and min(samples) > 0:  # nearly always
         weight = sum(samples)
-        return Point(step.index, step.number("opt")[-1], sum(map(operator.mul, loss, samples)) / weight, len(loss))
+        total = sum(map(operator.mul, loss, samples))
+        if math.isfinite(total):
+            return Point(step.index, step.number("opt")[-1], total / weight, len(loss))
     if max(num_backward) > 1:
         loss = [s if n > 1 and s else v for n, s, v in zip(num_backward, step.number("loss_sum"), loss, strict=True)]
     weights = [max(1, n) if b else 0 for n, b in zip(samples, num_backward, strict=True)]
+    if not all_finite(loss):
+        weights = [0 if math.isnan(v) and not f & protocol.FLAG_LOSS_NOT_FINITE else w for v, f, w in zip(loss, step.number("flags"), weights, strict=True)]
+        if not any(weights):
+            return None  # stages of a pipeline without the loss, or it has not arrived from the device
     total = sum(v * w for v, w in zip(loss, weights, strict=True) if w)
     opt = next(o for o, w in zip(reversed(step.number("opt")), reversed(weights), strict=True) if w)
     return Point(step.index, opt, total / sum(weights), sum(map(bool, weights)))

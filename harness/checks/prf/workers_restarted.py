@@ -75,7 +75,8 @@ class WorkersRestarted(Check):
                 f"rank {rank}: {worst.took_s:.1f} of {wall_s:.1f} s, {worst.took_s / worst.passes:.2f} s a pass of "
                 f"{worst.batches / worst.passes:.0f} batches"
             ],
-            help="make the loader once, with persistent_workers=True, or num_workers=0 where a sample costs next to nothing",
+            help="make the loader once, with persistent_workers=True (its workers keep their copy of the dataset: what the script sets on it at each "
+            "epoch must reach them another way), or num_workers=0 where a sample costs next to nothing",
         )
 
 

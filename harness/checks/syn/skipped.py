@@ -16,6 +16,7 @@ Right
     if bad: continue                      # every rank takes the same decision
 
 Known limits
+    Batches that a thread of the script's draws ahead are not counted.
     Ranks that have different numbers of batches at the end of an epoch are DAT111. A step that a GradScaler skips on one rank is OPT109's.
 """
 
@@ -46,6 +47,8 @@ class BatchSkipped(Check):
         if any(True for _ in run.events("join")):  # ranks may take different numbers of steps
             yield from self._went_dry(run, facts)
             return
+        if any(e["aside"] for _, e in run.events("loader")):
+            return  # a thread draws ahead: what is drawn by a step is a matter of timing
         drawn = [0] * run.world_size
         for step in run.steps():
             if not step.complete:

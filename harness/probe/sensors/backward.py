@@ -107,8 +107,8 @@ def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
         S.since.given = given is not None
         for look in at_backward:
             look(loss)
-    if manual._leaves:
-        manual.look()  # a step without an optimizer shows only now
+    if manual._leaves:  # a step without an optimizer shows only now
+        manual.look()
     since = S.since
     if not since.first_sync:
         queue.at_sync(since)
@@ -121,7 +121,7 @@ def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
         reached.look(loss)
     since.num_backward += 1
     S.backwards += 1
-    S.loss, S.loss_site = _value(loss), site
+    S.loss, S.loss_site = _value(loss) if given is None or loss.numel() == 1 else None, site  # else an output between two stages of a pipeline
     if loss.grad_fn is not None:
         if S.steps < 24 and (divisor := roots.divisor_of(loss)) is not None:
             made = site if "/" in sites.text(site) else sources.loss_made_at(site[0], site[1]) or site
@@ -226,7 +226,7 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
 
 
 def _has_added(m: marks.Mark) -> bool:
-    """Whether this backward added to a gradient that was not zero. One that the script writes itself, from a copy's, no backward touches."""
+    """Whether this backward added to a gradient that was not zero; one that the script writes itself no backward touches."""
     held, m.held = m.held, []
     grads = [(p.grad, was, version) for ref, was, version in held if (p := ref()) is not None]
     return any(g is not None and (id(g) != was or g._version != version) for g, was, version in grads)

@@ -71,6 +71,10 @@ def _stretch(of: str, site: sites.Site) -> Stretch | None:
 
 @quiet
 def _note(value: Any, target: Any, reduction: str, site: sites.Site) -> None:
+    import torch
+
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):
+        return  # inside vmap() it has no value of its own
     if value.numel() != 1 or value.device.type != "cpu" or not digests.plain(value) or not digests.plain(target):
         return
     one = _stretch("loss", site)

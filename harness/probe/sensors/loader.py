@@ -1,8 +1,8 @@
 """What the data loaders drew. The iterator's class is patched, never an iterator: keeping one alive makes loaders with workers hang.
 
 Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_generator, made_lasting (where persistent
-workers are asked for), made_dataset (nearest first; all sites), base_seed (of the workers), copies (see workercopies.py), what
-`datasets.describe` says of sampler, dataset, workers.
+workers are asked for), made_dataset (nearest first; all sites), base_seed (of the workers), copies (see workercopies.py), aside (a
+thread of the script's draws ahead), what `datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on),
@@ -21,6 +21,7 @@ from __future__ import annotations
 import mmap
 import random
 import sys
+import threading
 import time
 import weakref
 from array import array
@@ -142,9 +143,8 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
     _passes[id(iterator)] = one
     S.loops.append(one)
     base_seed = getattr(iterator, "_base_seed", None) if loader.num_workers else None
-    S.recorder.event(
-        "loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, copies=copies, **_made.get(id(loader), {}), **datasets.describe(loader)
-    )
+    told = {**_made.get(id(loader), {}), **datasets.describe(loader), "aside": threading.current_thread() is not threading.main_thread()}
+    S.recorder.event("loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, copies=copies, **told)
     if id(loader.dataset) not in _told_datasets:
         _told_datasets.add(id(loader.dataset))
         kind = type(loader.dataset).__name__

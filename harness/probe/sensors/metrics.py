@@ -1,7 +1,8 @@
 """Numbers that the ranks reduce and report: small tensors before and after a reduction, scalars given to a TensorBoard writer.
 
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
-"avg" | "max" | ...), before, after (values), rows (samples of the last batch), metric (at the first
+"avg" | "max" | ...), before, after (values), rows (samples of the last batch), same (the last call reduced
+this tensor too), metric (at the first
 call of a site, as pairs, by_ranks: see nonlinear.py; chosen: see choices.py), at_t, at_y, at (time, synchronisations and step of the
 call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
@@ -15,6 +16,7 @@ Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a numb
 from __future__ import annotations
 
 import time
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -94,6 +96,16 @@ def _before(tensor: Any, kwargs: Any, site: sites.Site) -> Any:
     return tensor.detach().clone() if _wanted(tensor, kwargs, site) else None
 
 
+_given: dict[sites.Site, weakref.ref[Any]] = {}  # the tensor that a statement reduced last
+
+
+def _is_same(site: sites.Site, tensor: Any) -> bool:
+    """Whether the statement's last call reduced this very tensor; not its address, which a new one may have by now."""
+    known = _given.get(site)
+    _given[site] = weakref.ref(tensor)
+    return known is not None and known() is tensor
+
+
 @quiet
 def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sites.Site) -> None:
     import torch
@@ -102,6 +114,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "op": op,
         "reduce": _reduction(args, kwargs),
         "rows": S.batch_rows,
+        "same": _is_same(site, tensor),
         "at_t": time.time_ns(),
         "at_y": S.recorder.syncs,
         "at": S.steps,

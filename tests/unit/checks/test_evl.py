@@ -290,6 +290,8 @@ def test_every_rank_computes_the_statistics_of_batchnorm_anew() -> None:
         return two(*([*trained(0, 2), *own] for own in drawn))
 
     said(EvalOnAllRanks, whole(training=False))
+    parts = [measured(1, 2, rank=0, opened={"distributed": None}, indices=pack(list(range(20))), rows=pack([7, 7, *range(100 * r, 100 * r + 18)]), num_samples=20) for r in range(2)]
+    silent(EvalOnAllRanks, two(*([*trained(0, 2), *own] for own in parts)))  # each rank numbers its own part from 0 on
     silent(EvalOnAllRanks, whole(training=True))
 
 
@@ -652,6 +654,14 @@ def test_what_only_grows_is_not_reduced_again() -> None:
     silent(TotalsReducedAgain, again(tens, carry=False, at=[1, 10, 100, 1000, 10000]))
     silent(TotalsReducedAgain, again(batches(5), carry=True, reduce="max"))
     silent(TotalsReducedAgain, again(batches(5), carry=True, reduce="avg"))
+
+
+def test_one_number_in_a_new_tensor_may_double_of_itself() -> None:
+    rising = [[[0.0018 * 1.15**n] for n in range(5)] for _ in range(2)]  # a divergence between policies, by epoch
+    silent(TotalsReducedAgain, again(rising, carry=True, same=False))
+    said(TotalsReducedAgain, again(rising, carry=True, same=True))
+    said(TotalsReducedAgain, again([[[5.0 + n] for n in range(5)]] * 2, carry=True, same=False))  # a count
+    said(TotalsReducedAgain, again([[[0.0018 * 1.15**n] for n in range(9)]] * 2, carry=True, same=False))
 
 
 def test_a_sum_that_is_divided_or_sent_is_not_reduced_again() -> None:

@@ -196,3 +196,12 @@ def test_a_generator_without_a_seed() -> None:
     assert [f.severity for f in findings(Nondeterministic, of("torch", "numpy", deterministic=False))] == [Severity.ADVICE]
     assert findings(Nondeterministic, of("torch")) == []  # equal weights, no more
     assert findings(Nondeterministic, of("torch", "numpy", moved=False)) == []  # names, ports, delays
+
+
+def test_a_stage_of_a_pipeline_has_no_loss() -> None:
+    falling = [row(s, loss=2.0 - 0.03 * s) for s in range(60)]
+    of = run([recording([event("loss", line=9)], [row(s, loss=math.nan) for s in range(60)]), recording([], falling, rank=1)])
+    assert findings(LossDoesNotFall, of) == []
+    rising = [row(s, loss=1.0 + 0.03 * s) for s in range(60)]
+    of = run([recording([event("loss", line=9)], [row(s, loss=math.nan) for s in range(60)]), recording([], rising, rank=1)])
+    assert [f.severity for f in findings(LossDoesNotFall, of)] == [Severity.ADVICE]

@@ -232,6 +232,8 @@ def test_a_step_that_a_scaler_skips_is_no_skipped_batch(scale: float, backwards:
         return {"scale": scale, "num_batches": 2, "num_backward": backwards} if rank == 0 and step == 5 else {"scale": scale, "num_batches": 1}
 
     assert len(findings(CHECKS["SYN119"], two_ranks(ddp=False, each=each))) == fires
+    ahead = two_ranks(ddp=False, each=each, extra=lambda rank: [event("loader", line=20, loop=0, aside=True)])  # drawn by a thread
+    assert findings(CHECKS["SYN119"], ahead) == []
 
 
 def teams_of_experts(starts: tuple[int, ...], grads: tuple[int, ...]) -> Run:
