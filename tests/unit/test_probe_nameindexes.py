@@ -25,7 +25,7 @@ class Data:
 
 
 def test_found_behind_the_data_set() -> None:
-    assert [(owner.__name__, name) for owner, name, _ in nameindexes._indexes([Data()])] == [("Vocabulary", "index")]
+    assert [(type(owner).__name__, name) for owner, name, _ in nameindexes._indexes([Data()])] == [("Vocabulary", "index")]
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,32 @@ def test_no_index(value: Any) -> None:
     assert not nameindexes.is_index(value)
 
 
+def test_what_a_table_holds() -> None:
+    torch = pytest.importorskip("torch")
+    rows = torch.arange(12.0).view(4, 3)
+    assert nameindexes._content(rows) == nameindexes._content(rows.clone()) != nameindexes._content(rows.flip(0))
+    assert nameindexes._content(["a", "b"]) != nameindexes._content(["b", "a"])
+
+
 def test_index() -> None:
     assert nameindexes.is_index({"<pad>": 1, "a": 2, "b": 3, "c": 4})
+
+
+def test_rows_are_those_of_tables_and_of_the_last_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Embedding(30, 8), torch.nn.Linear(8, 64), torch.nn.Linear(64, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    monkeypatch.setattr(nameindexes.marks, "optimizers", lambda: [optimizer])
+    monkeypatch.setattr(nameindexes.names, "root_modules", lambda: [model])
+    assert nameindexes._rows() == {30, 5}  # 64 hidden units, and 64 files, are no pair
+
+
+def test_rows_of_a_head_that_is_not_the_last_and_of_a_bag_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    heads, bag = [torch.nn.Linear(8, 16), torch.nn.Linear(16, 9), torch.nn.Linear(16, 2)], [torch.nn.Linear(40, 8), torch.nn.Linear(8, 40)]
+    for layers, rows in ((heads, {9, 2}), (bag, {40})):
+        model = torch.nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        monkeypatch.setattr(nameindexes.marks, "optimizers", lambda optimizer=optimizer: [optimizer])
+        monkeypatch.setattr(nameindexes.names, "root_modules", lambda model=model: [model])
+        assert nameindexes._rows() == rows

@@ -20,7 +20,8 @@ Right
 
 Known limits
     A global batch that each rank cuts its part from is healthy: it is told by the number of samples that the model gets. Without DDP and
-    with dropout that differs by rank, hand-made batches cannot be compared. Ranks that
+    with dropout that differs by rank, hand-made batches cannot be compared. Equal targets say nothing where they may be drawn noise (a denoiser: all
+    ranks draw as much equal noise, or the source measures the loss against a draw). Ranks that
     follow each other are seen with inputs on the CPU, and while no rank meets a batch of its own again. A batch that never changes is advice only.
 """
 

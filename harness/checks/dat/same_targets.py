@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.checks.dat import passes
+from harness.checks.dat import noise, passes
 from harness.model import Where
 from harness.record import Event, Run, number, where_of
 
-MIN_TARGETS, MIN_NUMEL = 8, 16
+MIN_TARGETS, MIN_NUMEL, MIN_DRAWN = 8, 16, 3
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SameTargets:
 
 
 def find(run: Run) -> SameTargets | None:
-    """None where they differ, where they hardly change from step to step, or hold but a few different numbers."""
+    """None where they differ, where they hardly change from step to step, hold but a few different numbers, or may be drawn noise themselves."""
     told = [r.of("loss_targets")[:1] for r in run.present]
     if len(told) < 2 or not all(told):
         return None
@@ -31,10 +31,18 @@ def find(run: Run) -> SameTargets | None:
     num = min(map(len, columns))
     if num < MIN_TARGETS or any(not e["varied"] or number(e["numel"]) < MIN_NUMEL for e in events):
         return None
+    if any(e["noise"] is True for e in events) or _drawn(run, max(number(e["numel"]) for e in events)):
+        return None
     first = columns[0][:num]
     if 0 in first or any(c[:num] != first for c in columns) or 2 * len(set(first)) < num:
         return None
     return SameTargets(num, len(set(first)), _shared_out(events[0]))
+
+
+def _drawn(run: Run, numel: int) -> bool:
+    """The ranks draw as much equal noise at (nearly) every step: it may be what a denoiser has to find, for samples that differ."""
+    drawn = [s for s in noise.sources(run) if len(s.steps) >= MIN_DRAWN and s.first["whole"] and number(s.first["numel"]) >= numel]
+    return any(s.equal_steps >= 0.9 * len(s.steps) and not s.constant for s in drawn)
 
 
 def _shared_out(event: Event) -> Where | None:

@@ -1,7 +1,8 @@
 """What the first losses are measured against: the targets that torch's own loss functions keep for their backward.
 
 Event "loss_targets" (once, after 16 backwards or at the end): digests (packed, one a backward), numel, varied (each holds at least 8 different
-numbers), shares (statements of the script that index something with the rank, where the source shows them). Floating point targets on the
+numbers), shares (statements of the script that index something with the rank, where the source shows them), noise (the source measures a loss
+against noise that it draws). Floating point targets on the
 CPU without a gradient: whole numbers, as classes are, may well be equal by design.
 """
 
@@ -12,7 +13,7 @@ import re
 from functools import cache
 from typing import Any
 
-from .. import digests, sites, syntax
+from .. import digests, noisetargets, sites, syntax
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import contained, quiet
@@ -86,7 +87,7 @@ def _tell() -> None:
     site = _seen["site"] or S.loss_site
     S.recorder.event(
         "loss_targets", site or sites.UNKNOWN, digests=pack(_kept), numel=_seen["numel"], varied=_seen["varied"],
-        shares=[sites.as_json(at) for at in shares(site[0] if site else "")[:4]],
+        shares=[sites.as_json(at) for at in shares(site[0] if site else "")[:4]], noise=noisetargets.any_of(site[0] if site else ""),
     )  # fmt: skip
 
 

@@ -319,8 +319,11 @@ def steps(batches: list[int], losses: list[float]) -> list[bytes]:
     return [row(i, batch=b, loss=v, param=5, num_coll=1) for i, (b, v) in enumerate(zip(batches, losses, strict=True))]
 
 
-def aims(*columns: list[int], varied: bool = True, numel: int = 96, shares: int = 1) -> Run:
-    told = [event("loss_targets", line=71, digests=packed(c), numel=numel, varied=varied, shares=[site(25 + n) for n in range(shares)]) for c in columns]
+def aims(*columns: list[int], varied: bool = True, numel: int = 96, shares: int = 1, noise: bool = False) -> Run:
+    told = [
+        event("loss_targets", line=71, digests=packed(c), numel=numel, varied=varied, shares=[site(25 + n) for n in range(shares)], noise=noise)
+        for c in columns
+    ]
     rows = [steps([11 + r, 21 + r, 31 + r], [0.5 + r, 0.4, 0.3]) for r in range(2)]
     return two([told[0]], [told[1]], rows=(rows[0], rows[1]))
 
@@ -341,6 +344,7 @@ def test_equal_targets_under_noise_of_the_ranks_own() -> None:
         aims([*range(1, 17)], [*range(1, 17)], varied=False),  # ones and zeros of a discriminator
         aims([*range(1, 17)], [*range(1, 17)], numel=4),
         aims([*range(1, 6)], [*range(1, 6)]),
+        aims([*range(1, 17)], [*range(1, 17)], noise=True),  # a denoiser: the samples may well differ
     ],
 )
 def test_targets_that_may_be_equal(healthy: Run) -> None:
@@ -352,9 +356,14 @@ def test_targets_say_nothing_where_a_loader_deals_out() -> None:
     silent(NotSharded, two(*([told[r], *one_pass(0, share(r))] for r in range(2))))
 
 
-def numbered(*ranks: dict[int, int], name: str = "index") -> Run:
-    told = [event("name_index", line=34, owner="Vocabulary", name=name, num=29, some=[list(p) for p in sorted(r.items())]) for r in ranks]
-    return two([told[0]], [told[1]])
+def numbered(*ranks: dict[int, int], name: str = "index", shared: dict[int, int] | None = None, places: tuple[int, ...] = ()) -> Run:
+    use = [{"stays": True, "places": p} for p in places] or [{"stays": False, "places": 0}] * len(ranks)
+    told = [
+        event("name_index", line=34, owner="Vocabulary", name=name, num=29, some=[list(p) for p in sorted(r.items())], **u)
+        for r, u in zip(ranks, use, strict=True)
+    ]
+    beside = event("name_index", line=33, owner="Vocabulary", name="a", num=29, some=[list(p) for p in sorted((shared or {}).items())])
+    return two(*([*([beside] if shared else []), one] for one in told))
 
 
 def test_names_that_have_another_number_on_each_rank() -> None:
@@ -365,6 +374,21 @@ def test_names_that_have_another_number_on_each_rank() -> None:
     silent(NamesNumberedApart, numbered(words, words))
     silent(NamesNumberedApart, numbered(words, {500 + n: n for n in range(8)}))  # files of its own share
     silent(NamesNumberedApart, numbered(words, words | {100: 1, 101: 0, 900: 8}))  # two of eight
+    silent(NamesNumberedApart, numbered(words, turned, shared=words))  # that one encodes: this is an order of the rank's own
+    silent(NamesNumberedApart, numbered(words, turned, places=(0, 0)))  # compared, sorted by
+    silent(NamesNumberedApart, numbered(words, turned, places=(7, 8)))  # rows of a cache that has another order on each rank
+    said(NamesNumberedApart, numbered(words, turned, places=(7, 7)))  # rows of one table, another one for each rank
+    said(NamesNumberedApart, numbered(words, turned, shared={300 + n: n for n in range(8)}))
+
+
+def test_equal_noise_for_different_samples() -> None:
+    """What a denoiser has to find is drawn alike on all ranks: another mistake."""
+    drawn = [
+        event("draw", line=60, fn="randn", at=n, num=1, numel=96, rows=32, digest=50 + n, whole=True, generator=False, data=False, grad=True)
+        for n in range(6)
+    ]
+    rows = tuple(steps([11 + r, 21 + r, 31 + r], [0.5 + r, 0.4, 0.3]) for r in range(2))
+    silent(NotSharded, two(*([*r.events, *drawn] for r in aims([*range(1, 17)], [*range(1, 17)]).present), rows=rows))
 
 
 def test_equal_batches_by_hand() -> None:
