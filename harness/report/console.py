@@ -195,7 +195,8 @@ def _left_lines(run: Run) -> list[str]:
     ending = run.ending
     if run.live or not ending.started:
         return []
-    untold = sorted(set(range(run.world_size)) - {e.rank for e in ending.exits})
+    own = {rank for rank, recording in enumerate(run.ranks) if recording is not None and recording.role == "child"}  # the script ends those itself
+    untold = sorted(set(range(run.world_size)) - own - {e.rank for e in ending.exits})
     if ending.left_behind:
         said = one_line("; ".join(ending.left_behind), 300)
     elif untold:

@@ -192,6 +192,14 @@ def test_output_is_ascii_so_that_every_terminal_shows_it() -> None:
         assert text.isascii()
 
 
+def test_ranks_that_the_script_started_are_the_scripts_to_end() -> None:
+    for role, said in (("main", "not known: nobody told of the end of rank 1"), ("child", "nothing: no process")):
+        ranks = [make_recording(0), make_recording(1)]
+        ranks[1].start["role"] = role  # type: ignore[index]
+        of = make_run(ranks, ending=Ending(started=True, exits=exits(0)))
+        assert said in render(of, verdict_of(of, 0), FOLDER, "/home/u/project", PLAIN)
+
+
 def test_where_most_checks_do_not_apply_their_families_are_counted() -> None:
     codes = [f"{family}{number}" for family in ("DAT", "SYN") for number in range(101, 120)]
     outcomes = tuple(Outcome(c, c.lower(), OutcomeKind.NOT_APPLICABLE, f"why not {c}") for c in codes)
