@@ -9,14 +9,15 @@ import time
 import weakref
 from typing import Any
 
-from .. import digests, names, protocol, sites, sources
+from .. import digests, marks, names, protocol, sites, sources
+from ..arm import at_close
 from ..patching import quiet
 from ..state import S
 
 _leaves: list[weakref.ref[Any]] = []
 _last: list[int] = []
 _names_told = [False]
-_counts = {"optimizer_steps": 0, "backwards_without": 0}
+_counts = {"optimizer_steps": 0, "moved": 0}
 MAX_NODES = 20_000
 
 
@@ -51,9 +52,15 @@ def look() -> None:
     params = [ref() for ref in _leaves]
     each = digests.of_tensors(params)[1]
     # what is gone has not been updated: activations that a pipeline receives are leaves too
-    if any(p is not None and new != old for p, new, old in zip(params, each, _last, strict=False)):
+    if any(p is not None and new != old for p, new, old in zip(params, each, _last, strict=False)) and not _is_moved_for_an_optimizer(params):
         _write(params, each)
     _last[:] = each
+
+
+def _is_moved_for_an_optimizer(params: list[Any]) -> bool:
+    """The first time only: weights that an optimizer holds are moved between two backwards of its step, as SAM does; without one they go on moving."""
+    _counts["moved"] += 1
+    return _counts["moved"] == 1 and any(p is held for o in marks.optimizers() for g in o.param_groups for held in g["params"] for p in params)
 
 
 LOOKED_FOR_SHARED = 4  # backwards
@@ -122,7 +129,5 @@ def remember(loss: Any) -> None:
 
 
 def arm() -> None:
-    """Called from backward.py; nothing to patch."""
-
-
-_ = quiet
+    """Nothing to patch: backward.py calls. The last step has no backward behind it."""
+    at_close.append(quiet(look))
