@@ -2,7 +2,8 @@
 
 What it does
     Compares, step by step, the values that the script's own training code draws: noise, time steps, masks of the size of the local batch,
-    and what a dataset draws for its samples.
+    and what a dataset draws for its samples. After a resume, whether the script put one random state back on all ranks that had been in
+    states of their own, and drew alike from there on.
 
 Why it is bad
     The n-th sample of every rank gets the same augmentation, noise or time step. The batch is less varied than its size says, and the
@@ -10,6 +11,8 @@ Why it is bad
 
 Wrong
     torch.manual_seed(args.seed)                     # the same noise on every rank
+
+    torch.set_rng_state(checkpoint["rng"])           # that of rank 0, on every rank
 
 Right
     torch.manual_seed(args.seed)                     # equal weights
@@ -28,7 +31,7 @@ from itertools import pairwise
 from typing import Any
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.dat import noise, passes, together
+from harness.checks.dat import made_equal, noise, passes, together
 from harness.checks.dat.noise import Source
 from harness.model import Finding, Severity
 from harness.probe import protocol
@@ -48,6 +51,10 @@ class RankIdenticalRng(Check):
         equal = [s for s in drawn if s.equal_steps >= 0.9 * len(s.steps) and not s.constant and _matters(run, s)]
         if equal:
             yield self._found(run, equal)
+            return
+        later = self._made_equal(run, drawn)
+        if later is not None:
+            yield later
             return
         owned = _own_generator(run)
         if owned is not None:
@@ -71,6 +78,24 @@ class RankIdenticalRng(Check):
             notes=[f"{number(first.first['numel'])} values a step on each rank; statements like it: {len(equal)}"],
             help="seed with seed + rank after the model is built (and wrapped), so that each rank draws its own",
         )
+
+    def _made_equal(self, run: Run, drawn: list[Source]) -> Finding | None:
+        """Noise, or the masks of dropout, that differ between the ranks until a state is put back."""
+        on_cpu = all(d == "cpu" for _, e in run.events("params") for d in e["devices"] or ())  # a device has generators of its own
+        dropout = on_cpu and any(e["dropout"] for _, e in run.events("layers"))
+        for at in made_equal.restored(run):
+            num, what = max(((made_equal.draws(s, at), s) for s in drawn if _matters(run, s)), key=lambda d: d[0], default=(0, None))
+            of = f"line {what.where.line} ({what.site[2]})" if num and what is not None and what.where else "dropout"
+            num = num or (made_equal.states(run, at) if dropout and at.event["what"] == "torch" else 0)
+            if num:
+                return self.finding(
+                    f"the same random state is put back on all ranks at step {at.step}: from there on {of} draws the same on each of them",
+                    where=at.event.where,
+                    ranks=run.rank_ids,
+                    notes=[f"equal at {num} of {num} steps behind it; before, each rank's generator was in a state of its own"],
+                    help="save the state of every rank (all_gather_object) and put back that of this rank, or seed anew with seed + rank + step",
+                )
+        return None
 
     def _dropout(self, run: Run) -> Finding | None:
         """Equal states that move at every step, and a model with dropout: its masks are equal on all ranks."""

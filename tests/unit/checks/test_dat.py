@@ -672,6 +672,46 @@ def test_dropout_alone_is_advice() -> None:
     silent(RankIdenticalRng, two(layers, layers, rows=(rows, [row(i, rng=200 + i) for i in range(5)])))
 
 
+def put_back(own: list[int], other: list[int], *, states: tuple[int, int] = (5, 5), before: tuple[int, int] = (1, 2), **fields: Any) -> Run:
+    """Draws of two ranks that put a random state back after four steps."""
+    ranks = zip((own, other), states, before, strict=True)
+    told = [
+        [
+            event("accumulation", opt=0, rows=4),
+            event("rng_restored", s=4, line=57, what="torch", before=was, state=now),
+            *[replace(e, data={**e.data, "at": n}) for n, e in enumerate(draws(digests, **fields))],
+        ]
+        for digests, now, was in ranks
+    ]
+    return two(*told)
+
+
+def test_one_random_state_put_back_on_all_ranks() -> None:
+    own, other = [1, 2, 3, 4, 90, 91, 92, 93, 94], [5, 6, 7, 8, 90, 91, 92, 93, 94]
+    found = said(RankIdenticalRng, put_back(own, other))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 57 and "at step 4" in found.message
+    silent(RankIdenticalRng, put_back(own, [5, 6, 7, 8, 80, 81, 82, 83, 84], states=(5, 6)))  # each rank its own
+    silent(RankIdenticalRng, put_back(own, [5, 6, 7, 8, 80, 81, 82, 83, 84]))  # lent for a draw in common, or seeded by rank right after
+    silent(RankIdenticalRng, put_back(own, other, rows=8, numel=8))  # a global batch, cut by rank
+    silent(RankIdenticalRng, put_back(own, other, rows=0, numel=1))  # one decision for all
+    silent(RankIdenticalRng, put_back(own, other, generator=True))  # not drawn from what was put back
+    silent(RankIdenticalRng, put_back([1, 2, 3, 4, 90, 90, 90, 90, 90], [5, 6, 7, 8, 90, 90, 90, 90, 90]))
+
+
+def test_one_random_state_put_back_and_dropout() -> None:
+    def run(*later: int, before: tuple[int, int] = (1, 2)) -> Run:
+        rows = [[row(n, rng=(100 * (r + 1) if n < 4 else later[r]) + n) for n in range(10)] for r in range(2)]
+        told = [
+            [event("layers", opt=0, dropout=1, batchnorm=0), event("rng_restored", s=4, line=57, what="torch", before=before[r], state=5)]
+            for r in range(2)
+        ]
+        return two(*told, rows=(rows[0], rows[1]))
+
+    assert said(RankIdenticalRng, run(500, 500)).severity is Severity.WARNING
+    silent(RankIdenticalRng, run(500, 600))  # a state of each rank's own follows
+    silent(RankIdenticalRng, run(500, 500, before=(1, 1)))
+
+
 def test_worker_seeds() -> None:
     def run(*seeds: int, moved: int = 1) -> Run:
         own = (one_pass(0, share(r), **shuffled(r), num_workers=2, base_seed=seeds[r], worker_random=[moved, 0, 0, 0]) for r in range(2))
