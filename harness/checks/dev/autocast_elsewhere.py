@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks import told
+from harness.checks.base import Check
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -35,18 +36,16 @@ class AutocastElsewhere(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        told = list(run.events("autocast_elsewhere"))
-        if not told:
-            if not any(r.num_rows for r in run.present):
-                raise NotApplicable("no step was taken")
+        found = told.of(run, "autocast_elsewhere")
+        if not found:
             return
-        event = told[0][1]
+        event = found[0][1]
         asked, on = ", ".join(map(str, event["asked"] or ())), ", ".join(map(str, event["on"] or ()))
         recipe = event["half"] is True and event["on"] == ["cpu"]
         yield self.finding(
             f"autocast is asked for {asked}, and the model is on {on}: mixed precision has no effect",
             where=event.where,
-            ranks=sorted({rank for rank, _ in told}),
+            ranks=sorted({rank for rank, _ in found}),
             severity=Severity.ADVICE if recipe else None,
             notes=["torch says so in a warning at most; all that is computed stays in the precision of the parameters"],
             help="`torch.autocast(device.type, ...)`, or `enabled=` false where this device is not meant",

@@ -1,8 +1,9 @@
 """EVL122 blank-average: averaged weights are evaluated with the statistics of an untrained model.
 
 What it does
-    Looks at models that the script evaluates and does not train itself, where batch normalisation has weights that came from training (they are
-    no longer all alike), and running statistics that are still those of the constructor: mean 0, variance 1, no batch seen. A warning.
+    Looks at models that the script evaluates and does not train itself, where batch normalisation has weights that follow training (they move
+    from evaluation to evaluation or from step to step, or are those of a trained model), and running statistics that are still those of the
+    constructor: mean 0, variance 1, no batch seen. A warning.
 
 Why it is bad
     Running statistics are buffers, not parameters: an average (EMA, a teacher, a copy for evaluation) that walks over `parameters()` leaves them
@@ -20,15 +21,16 @@ Right
         mine.copy_(theirs)
 
 Known limits
-    Silent where the average was made from a model that had seen batches: its statistics are old ones then, and look like any others. Weights that a
-    script draws at random for a network that it never trains count as trained ones.
+    Silent where the average was made from a model that had seen batches: its statistics are old ones then, and look like any others. Weights that never
+    move are those of a network drawn at random, or of a file whose statistics are folded in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks import told
+from harness.checks.base import Check
 from harness.model import Finding, Severity
 from harness.record import Run, number
 
@@ -39,17 +41,15 @@ class BlankAverage(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        told = [(rank, e) for rank, e in run.events("untracked")]
-        if not told:
-            if not any(r.num_rows for r in run.present):
-                raise NotApplicable("no step was taken")
+        found = told.of(run, "untracked")
+        if not found:
             return
-        event = told[0][1]
+        event = found[0][1]
         yield self.finding(
             f"{event['module']} is evaluated with trained weights and blank statistics: {number(event['num'])} normalisation layers still have "
             "mean 0 and variance 1",
             where=event.where,
-            ranks=sorted({rank for rank, _ in told}),
+            ranks=sorted({rank for rank, _ in found}),
             notes=["running statistics are buffers: a loop over parameters() does not reach them"],
             help="copy the buffers with the weights: `for mine, theirs in zip(average.buffers(), model.buffers()): mine.copy_(theirs)`; torch's "
             "AveragedModel has use_buffers=True, or update_bn() for it",

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks import told
+from harness.checks.base import Check
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -31,15 +32,13 @@ class DropoutStaysOn(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        told = [(rank, e) for rank, e in run.events("dropout_always")]
-        if not told:
-            if not any(r.num_rows for r in run.present):
-                raise NotApplicable("no step was taken")
+        found = told.of(run, "dropout_always")
+        if not found:
             return
-        event = told[0][1]
+        event = found[0][1]
         yield self.finding(
             f"F.{event['function']} is active while {event['module']} is in eval mode: `training` is left at its default, True",
             where=event.where,
-            ranks=sorted({rank for rank, _ in told}),
+            ranks=sorted({rank for rank, _ in found}),
             help=f"pass `training=self.training`, or use an nn.{str(event['function']).capitalize()} that eval() switches off",
         )

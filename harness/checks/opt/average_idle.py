@@ -26,7 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks import told
+from harness.checks.base import Check
 from harness.model import Finding, Severity
 from harness.record import Run, where_of
 
@@ -37,18 +38,16 @@ class AverageOutrunsSteps(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        told = list(run.events("average_idle"))
-        if not told:
-            if not any(r.num_rows for r in run.present):
-                raise NotApplicable("no step was taken")
+        found = told.of(run, "average_idle")
+        if not found:
             return
-        event = told[0][1]
+        event = found[0][1]
         made = where_of(event["made"])
         yield self.finding(
             f"the average of the weights ({event['module']}) moves {event['moves']} times for each optimizer step, {event['idle']} of them while the "
             "weights stand still",
             where=event.where,
-            ranks=sorted({rank for rank, _ in told}),
+            ranks=sorted({rank for rank, _ in found}),
             notes=[
                 f"{event['backwards']} backwards a step; seen in {event['windows']} windows between two steps",
                 *([f"the average is made at {made.place}"] if made is not None else []),

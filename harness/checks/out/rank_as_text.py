@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check, NotApplicable
+from harness.checks import told
+from harness.checks.base import Check
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -33,16 +34,14 @@ class RankAsText(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        told = [(rank, e) for rank, e in run.events("rank_text")]
-        if not told:
-            if not any(r.num_rows for r in run.present):
-                raise NotApplicable("no step was taken")
+        found = told.of(run, "rank_text")
+        if not found:
             return
-        event = told[0][1]
+        event = found[0][1]
         yield self.finding(
             f"`{event['name']}` is text ({event['value']!r}) and is compared with a number: never equal, on no rank",
             where=event.where,
-            ranks=sorted({rank for rank, _ in told}),
+            ranks=sorted({rank for rank, _ in found}),
             notes=[f"it comes from the environment variable {event['variable']}"],
             help=f'convert it where it is read: `int(os.environ["{event["variable"]}"])`, or ask dist.get_rank()',
         )
