@@ -62,6 +62,18 @@ def train(monkeypatch: pytest.MonkeyPatch, each: Callable[[Any, Any], None], ste
     return told
 
 
+def once_between() -> Callable[[Any, Any], None]:
+    """Behind the second of four micro-batches."""
+    calls = [0]
+
+    def move(average: Any, net: Any) -> None:
+        calls[0] += 1
+        if calls[0] % 4 == 2:
+            decay(average, net)
+
+    return move
+
+
 def nothing(average: Any, net: Any) -> None:
     pass
 
@@ -73,7 +85,7 @@ def test_moved_at_every_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("each", "stepped", "accumulate"),
-    [(nothing, decay, 4), (decay, nothing, 1), (noise, nothing, 4), (nothing, copied, 4), (copied, nothing, 4), (nothing, nothing, 4)],
+    [(nothing, decay, 4), (decay, nothing, 1), (noise, nothing, 4), (nothing, copied, 4), (copied, nothing, 4), (nothing, nothing, 4), (once_between(), nothing, 4)],
 )
 def test_healthy_neighbours(monkeypatch: pytest.MonkeyPatch, each: Any, stepped: Any, accumulate: int) -> None:
     assert train(monkeypatch, each, stepped, accumulate) == []

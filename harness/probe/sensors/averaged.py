@@ -2,7 +2,7 @@
 
 Looked at are models that no optimizer holds, whose parameters have the shapes of a trained model's and want no gradient; before the first 256
 backwards, by samples of their first parameters. A window lies between two optimizer steps.
-Event "average_idle" (once a model, after 6 windows in which it came nearer to weights that stood still): site (the call that updates it, where
+Event "average_idle" (once a model, after 6 windows in which it moved several times, towards weights that stood still): site (the call that updates it, where
 the source shows one), module, made (the statement that made it), windows, moves, idle (those of the last window), backwards (in it).
 """
 
@@ -42,6 +42,12 @@ class Average:
     windows: int = 0  # with such moves
     other: int = 0  # without
     told: bool = False
+    ever: bool = False  # it has moved
+
+
+def has_moved(model: Any) -> bool:
+    """Whether it is such an average, and was seen to move while the weights were trained."""
+    return any(one.ever and one.model() is model for one in _averages)
 
 
 def _sampled(params: Sequence[Any]) -> list[float]:
@@ -82,13 +88,15 @@ def _look(one: Average, values: list[float], live: list[Any]) -> None:
     before, one.values = one.values, values
     moved = bool(before) and before != values
     one.moves += moved
+    one.ever = one.ever or moved
     one.backwards += 1
     if S.steps == one.step:  # the weights have not moved since the last backward
         one.idle += moved and approaches(before, values, _sampled(live))
         return
     if one.step >= 0:
-        one.windows += one.idle > 0
-        one.other += not one.idle
+        outrun = one.idle > 0 and one.moves > 1  # moved once, between two micro-batches, it keeps pace
+        one.windows += outrun
+        one.other += not outrun
     if one.windows >= ENOUGH and one.windows > 4 * one.other:
         _tell(one)
     one.step, one.moves, one.idle, one.backwards = S.steps, 0, 0, 0

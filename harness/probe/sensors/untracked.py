@@ -1,33 +1,49 @@
-"""Batch normalisation with weights that were trained and statistics that never were: an average of the weights that leaves the buffers out.
+"""Batch normalisation with weights that follow training and statistics that do not: an average of the weights that leaves the buffers out.
 
 Event "untracked": module, num (layers); site: the evaluation. A layer counts where its running mean is 0, its variance 1, no batch was ever tracked,
-and its weight is no constant: a fresh layer's is, whatever it was filled with. What is trained itself (in eval mode on purpose) is left out.
+and its weight is no constant: a fresh layer's is, whatever it was filled with. The weights follow training where they have moved since the model
+was evaluated, or trained on beside, before, or are those of a trained model: a network that is drawn at random and left so, and one out of a file
+whose statistics are folded into its weights, keep what they have. What is trained itself (in eval mode on purpose) is left out.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
-from .. import sites
+from .. import digests, sites
 from ..state import S
-from . import layers, modes
+from . import averaged, layers, modes
 
-_calls: dict[int, int] = {}  # evaluation forwards by id of the module: the 1st, 2nd, 4th, 8th ... are looked at
 MAX_MODULES = 64
-_told: set[int] = set()
+_calls: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # evaluation forwards: the 1st, 2nd, 4th, 8th ... are looked at
+_weights: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # digest of such layers' weights at the first look
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _at_eval_forward(root: Any) -> None:
-    calls = _calls.get(id(root), 0) + 1
-    if id(root) in _told or (calls == 1 and len(_calls) >= MAX_MODULES):
+    calls = _calls.get(root, 0) + 1
+    if root in _told or (calls == 1 and len(_calls) >= MAX_MODULES):
         return
-    _calls[id(root)] = calls
+    _calls[root] = calls
     if calls & (calls - 1):
         return
     norms = [m for m in root.modules() if _untracked(m)]
-    if norms and not _trained(norms):
-        _told.add(id(root))
+    if norms and not _trained(norms) and _follow(root, norms):
+        _told.add(root)
         S.recorder.event("untracked", sites.here(3), module=type(root).__name__, num=len(norms))
+
+
+def _follow(root: Any, norms: list[Any]) -> bool:
+    """Whether their weights come from training in this run."""
+    import torch
+
+    now = digests.of_tensors([m.weight for m in norms])[0]
+    if now != _weights.setdefault(root, now) or averaged.has_moved(root):
+        return S.steps > 0
+    others = [m.weight for r in layers.roots() for m in r.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm) and m.weight is not None]
+    alike = [w for w in others if w.shape == norms[0].weight.shape and w.device == norms[0].weight.device and w.dtype == norms[0].weight.dtype]
+    return S.steps > 0 and any(torch.equal(w, norms[0].weight) for w in alike[:MAX_MODULES])
 
 
 def _untracked(layer: Any) -> bool:
