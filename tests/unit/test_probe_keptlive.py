@@ -72,3 +72,15 @@ def parameters(held: Any, net: Any, step: int) -> None:
 )
 def test_healthy_neighbours(monkeypatch: pytest.MonkeyPatch, keep: Any, held: Any, models: int) -> None:
     assert run(monkeypatch, keep, held, models) == []
+
+
+def test_several_of_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handed out alike, to look at what is being trained."""
+
+    def handed_out(held: Any, net: Any, step: int) -> None:
+        held[:] = [net.state_dict()]
+        for _ in range(2):
+            keptlive._at_read.__wrapped__(SITE)
+            held.append(net.state_dict())
+
+    assert run(monkeypatch, handed_out, []) == []

@@ -29,3 +29,16 @@ def test_what_is_no_fault(tmp_path: Path) -> None:
     assert siblings.newest("") == ""
     written(tmp_path, "e10.pt", "e9.pt")  # the lower number was written last: an old run's files are left
     assert siblings.newest(str(tmp_path / "e9.pt")) == ""
+
+
+def test_a_script_that_sorts_names(tmp_path: Path) -> None:
+    def sorts(source: str) -> bool:
+        path = tmp_path / f"resume{abs(hash(source))}.py"
+        path.write_text(source)
+        return siblings.sorts(str(path))
+
+    assert sorts("def latest(d):\n    paths = list(d.glob('*.pt'))\n    return sorted(paths)[-1]\n")
+    assert sorts("import os\nlast = max(os.listdir('out'))\n")
+    assert not sorts("def latest(d):\n    return max(d.glob('*.pt'), key=number)\n")
+    assert not sorts("def best(scores):\n    return torch.load(f'epoch-{max(range(9))}.pt')\n")  # chosen by a number
+    assert not sorts("def clean(d):\n    for old in sorted(d.glob('*.pt'))[:-3]:\n        old.unlink()\n")

@@ -1,7 +1,7 @@
 """CKP118 best-forgotten: after a resume the best score so far starts over, although the checkpoint holds it.
 
 What it does
-    Follows the entries of the script's own checkpoints whose name says that they are a record (best, lowest, highest). A finding where training
+    Follows the entries of the script's own checkpoints whose name says that they are a record (best, lowest, highest, min_val, max_acc). A finding where training
     counts on from a loaded file, and the next file's record is worse than the loaded one: a record never gets worse.
 
 Why it is bad
@@ -30,7 +30,9 @@ from harness.checks.ckp import files, goes_on
 from harness.model import Finding, Severity
 from harness.record import Event, Run
 
-RECORD = re.compile(r"best|lowest|highest|min_|max_|record", re.IGNORECASE)
+# a largest or smallest of validation; that of the batches of an epoch (`max_batch_loss`) or of gradients is no record
+MEASURED = r"(?:val|dev|test|eval|score|acc|metric)"
+RECORD = re.compile(rf"best|lowest|highest|record|(?:min|max)_{MEASURED}|{MEASURED}\w*_(?:min|max)$", re.IGNORECASE)
 
 
 class BestForgotten(Check):

@@ -2,7 +2,7 @@
 
 What it does
     Looks at the files beside a checkpoint that training goes on from: those whose names differ in numbers only. A finding where the loaded one
-    is the last of them in the order of letters, and another one has a higher number and was written later.
+    is the last of them in the order of letters, another one has a higher number and was written later, and the script sorts the names of a folder.
 
 Why it is bad
     "step-80" comes after "step-120" in the order of letters. Every resume goes back, trains the same steps again and writes over newer files.
@@ -14,8 +14,8 @@ Right
     path = max(folder.glob("step-*.pt"), key=lambda p: int(p.stem.split("-")[1]))        # or names with zeros: f"step-{step:07d}.pt"
 
 Known limits
-    Silent where the file is named on the command line, and where neither the optimizer is restored nor epochs or steps count on from the
-    file: a model that is only measured, or that fine-tuning starts from.
+    Silent where the file is named on the command line, where its name is made from a number (the best epoch's), and where neither the optimizer
+    is restored nor epochs or steps count on from the file: a model that is only measured, or that fine-tuning starts from.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 What it does
     Looks at the state dicts that a rank reads out in one step and at the files that it writes in that step. A finding where the same dict goes
-    into two files by two statements, and another model's dict of as many tensors, read in the same step, goes into none of the run's files.
+    into two files by two statements, and another model's dict of as many tensors, read in the same step, goes into none of the run's files, nor
+    into anything else: the name that it is given is read nowhere in its function.
 
 Why it is bad
     A line was copied and the name not changed: the file of the averaged weights (EMA) holds the raw ones. The average that was kept up for the
@@ -19,7 +20,7 @@ Right
 
 Known limits
     Silent where the other dict is loaded into a model, and where what is saved is a copy. The same weights under two names (last and best) are
-    healthy, as is a dict that is read and not saved.
+    healthy, as is a dict that is read to be compared, hashed or shown.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def _twice(recording: Recording, step: int) -> tuple[Event, Event, Event] | None
         if first.where == second.where or first["path"] == second["path"] or len(first["tokens"]) != 1 or len(second["tokens"]) != 1:
             continue
         told = next((read[t] for t in same if t in read), None)
-        other = [e for t, e in read.items() if told is not None and t not in anywhere and e["num"] == told["num"] and e.where != told.where]
+        unsaved = [e for t, e in read.items() if t not in anywhere and e["unused"]]
+        other = [e for e in unsaved if told is not None and e["num"] == told["num"] and e.where != told.where]
         if other:
             return first, second, other[0]
     return None

@@ -17,8 +17,8 @@ Right
     epoch, step = checkpoint["epoch"], checkpoint["step"]
 
 Known limits
-    Needs a first part of training in the same run. A constant rate, a new rate for a new phase, and a scheduler that goes on or was
-    restored are healthy. Where nothing else shows that training goes on, it is advice.
+    Needs a first part of training in the same run. A rate that the source computes from a remainder (`step % cycle`), a constant one, a new rate
+    for a new phase, and a scheduler that goes on or was restored are healthy. Where nothing else shows that training goes on, it is advice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ScheduleStartsOver(Check):
             raise NotApplicable("no optimizer state is loaded after training has begun")
         for rank, recording, load in loads:
             again = _again(recording, load)
-            if again is None or _scheduler_goes_on(recording, load):
+            if again is None or load["cyclic"] or _scheduler_goes_on(recording, load):
                 continue
             yield self.finding(
                 f"after the resume the learning rate starts over: {again[0]:.3g}, as in the first steps of the run; the loaded optimizer "

@@ -41,6 +41,8 @@ def _at_load(module: Any, site: sites.Site, told: Any) -> None:
 
 
 def _look(site: sites.Site, reached: list[int]) -> None:
+    if len(set(reached)) < len(reached):  # several in one step: they are handed out alike, none is meant to be of another step
+        return
     live = steps.weights()
     for name, held in _containers(sites.user_frame(sys._getframe(1))):
         kept = [one for one in _states(held) if live and _are_live(one, live)]

@@ -177,6 +177,7 @@ def _before_load(f: Any, args: Any, kwargs: Any, site: sites.Site) -> dict[str, 
     _locations.clear()
     look = path and _weighed.get(site[:2], 0) < MAX_WEIGHED and not _base_in_argv(path)
     newest = siblings.newest(path) if look else ""
+    newest = newest if newest and siblings.are_sorted() else ""
     S.recorder.event("load", site, path=path, done=False, exists=os.path.exists(path) if path else True, newest=newest, **told)
     return told
 

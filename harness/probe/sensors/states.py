@@ -14,7 +14,8 @@ Event "state_held" (first 40): site, steps_before: the dict that this line gave 
 Event "optimizer_state" (user calls): site, kind, names, shapes,
 digests (of each parameter's first state tensor, by position). Event "load_optimizer": site, kind, entries, params, mismatched, names,
 shapes, digests (of what is given), lr (first group's, as given), given_names, came (names in the file
-that the state tensors were loaded from), source, had_state, counts_on (the entry of the file by which a loop is bounded, see counting.py).
+that the state tensors were loaded from), source, had_state, counts_on (the entry of the file by which a loop is bounded, see counting.py), cyclic (the
+source may make a rate that comes again and again, see cycles.py).
 Event "scheduler_made": site, kind, last_epoch, id, totals (see
 lengths.py), asked (len() of a loader so far). Event "load_scheduler": site,
 kind, last_epoch, foreign (first keys of a dict that holds nothing of the scheduler's).
@@ -30,7 +31,7 @@ import threading
 import weakref
 from typing import Any
 
-from .. import counting, digests, names, sites
+from .. import counting, cycles, digests, leftunused, names, sites
 from ..patching import after, before, quiet, wrap
 from ..state import S
 from . import blanks, ddp, lengths, saving, steps
@@ -104,7 +105,8 @@ def _note_state_dict(module: Any, result: Any, site: sites.Site) -> None:
     for look in at_read:
         look(site)
     if token <= 400 and _told_at[site[:2]] <= MAX_READ:
-        S.recorder.event("state_dict", site, module=type(module).__name__, num=len(result), token=token)
+        told = {"unused": True} if leftunused.told(site) else {}
+        S.recorder.event("state_dict", site, module=type(module).__name__, num=len(result), token=token, **told)
 
 
 def _look_at_last(site: sites.Site, capture: Capture | None) -> None:
@@ -303,7 +305,7 @@ def _note_optimizer_load(optimizer: Any, state_dict: Any, *args: Any, **kwargs: 
         digests=digests.of_tensors(firsts)[1],
         given_names=[names.clean(n) for n in given][:MAX_NAMES], source=saving.source_of([t for t in firsts if t is not None]),
         came=["" if t is None else saving.origin_of(t)[1] for t in firsts],
-        had_state=len(optimizer.state), lr=_first_lr(state_dict), counts_on=counting.counts_on(site),
+        had_state=len(optimizer.state), lr=_first_lr(state_dict), counts_on=counting.counts_on(site), cyclic=cycles.of_rates(),
     )  # fmt: skip
 
 

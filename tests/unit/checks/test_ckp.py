@@ -604,8 +604,9 @@ def test_unreadable() -> None:
 
 # ---- CKP113 ----
 def sittings(
-    rates: list[float], again: list[float], *, lr: float | None = 0.5, epochs: tuple[int, int] = (2, 3), more: tuple[Event, ...] = (), counts_on: str = ""
-) -> Run:
+    rates: list[float], again: list[float], *, lr: float | None = 0.5, epochs: tuple[int, int] = (2, 3), more: tuple[Event, ...] = (), counts_on: str = "",
+    cyclic: bool = False,
+) -> Run:  # fmt: skip
     """Two sittings in one process, with a load of the optimizer's state between them."""
     num = len(rates)
     drawn = [
@@ -616,7 +617,8 @@ def sittings(
             event("pass", line=29, t=t + 1, loop=loop, loader=0, backwards=4, indices=""),
         )
     ]
-    loads = [event("load", t=20, line=50, done=True, numbers={"step": num}, s=num), event("load_optimizer", t=21, line=51, lr=lr, s=num, counts_on=counts_on)]
+    given = event("load_optimizer", t=21, line=51, lr=lr, s=num, counts_on=counts_on, cyclic=cyclic)
+    loads = [event("load", t=20, line=50, done=True, numbers={"step": num}, s=num), given]
     rows = [row(s, opt=int(s >= num), lr=rate) for s, rate in enumerate([*rates, *again])]
     return run([recording([*drawn, *loads, *more], rows)])
 
@@ -656,6 +658,7 @@ def scheduled(*at: int) -> tuple[Event, ...]:
         sittings(WARM_UP, WARM_UP, lr=None),
         sittings(WARM_UP, WARM_UP, more=scheduled(5, 40)),  # one scheduler that restarts on purpose
         sittings(WARM_UP, WARM_UP, more=(event("load_scheduler", t=22, s=5, last_epoch=5),)),
+        sittings(WARM_UP, WARM_UP, counts_on="step", cyclic=True),  # interrupted where a cycle ends
     ],
 )
 def test_a_schedule_that_goes_on_is_healthy(healthy: Run) -> None:
@@ -719,6 +722,7 @@ def test_a_record_that_was_not_restored() -> None:
     found = findings(BestForgotten, records([0.9, 0.5, 0.4], 0.4, [0.45, 0.42]))
     assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("CKP118", Severity.WARNING, 50)]
     assert len(findings(BestForgotten, records([0.1, 0.8], 0.8, [0.7], key="best_acc"))) == 1
+    assert len(findings(BestForgotten, records([0.9, 0.5, 0.4], 0.4, [0.45, 0.42], key="min_val_loss"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -728,6 +732,8 @@ def test_a_record_that_was_not_restored() -> None:
         records([0.9, 0.5, 0.4], 0.4, [0.7, 0.6], first=0),  # a new phase
         records([0.9, 0.5, 0.7], 0.7, [0.8], key="best"),  # no record: it has risen and fallen
         records([0.9, 0.5, 0.4], 0.4, [0.45, 0.42], key="loss"),
+        records([0.9, 0.5, 0.4], 0.4, [0.45, 0.42], key="max_batch_loss"),  # of an epoch
+        records([0.9, 0.5, 0.4], 0.4, [0.45, 0.42], key="max_grad_norm"),
         records([0.4], 0.4, [0.45]),  # nothing says whether low is good
     ],
 )
@@ -750,9 +756,9 @@ def test_latest_by_name() -> None:
 
 
 # ---- CKP120 ----
-def dicts(second: int, read: tuple[int, ...] = (1, 2), path: str = "/w/ema.pt", num: int = 4, line: int = 43) -> Run:
+def dicts(second: int, read: tuple[int, ...] = (1, 2), path: str = "/w/ema.pt", num: int = 4, line: int = 43, unused: bool = True) -> Run:
     """Dict 1 (the model's) goes to one file, dict `second` to another; `read` were read in that step."""
-    made = [event("state_dict", line=30 + t, s=9, module="Net", num=4 if t == 1 else num, token=t) for t in read]
+    made = [event("state_dict", line=30 + t, s=9, module="Net", num=4 if t == 1 else num, token=t, unused=unused) for t in read]
     saves = [
         event("saved_dicts", line=40, s=9, path=PATH, tokens=[1]),
         event("saved_dicts", line=line, s=9, path=path, tokens=[second]),
@@ -768,6 +774,7 @@ def test_one_dict_under_two_names_and_another_nowhere() -> None:
     assert findings(WrongDictSaved, dicts(second=1, num=9)) == []  # another model's, read for something else
     assert findings(WrongDictSaved, dicts(second=1, line=40)) == []  # one statement in a loop over names
     assert findings(WrongDictSaved, dicts(second=1, path=PATH)) == []  # written again
+    assert findings(WrongDictSaved, dicts(second=1, unused=False)) == []  # last and best, and how far the average is from them
 
 
 # ---- CKP121 ----
