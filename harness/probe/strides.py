@@ -17,7 +17,7 @@ ENTRIES = frozenset({"__init__", "__iter__", "__getitem__", "__getitems__"})
 
 
 def told(dataset: Any, made: list[Any] | None) -> dict[str, Any] | None:
-    """site, step, of the first such stride; None where there is none, or one process."""
+    """site, step, written (out as a number), of the first such stride; None where there is none, or one process."""
     world = _world_size()
     names = cuts.user_files() if world > 1 else []
     if not names or len(names) > cuts.MAX_FILES:
@@ -29,7 +29,8 @@ def told(dataset: Any, made: list[Any] | None) -> dict[str, Any] | None:
                 continue
             value = number(step, tree, trees)
             if value is not None and value > 0 and value != world and _counted(step) and is_rank(start, tree, trees):
-                return {"site": sites.as_json((file, node.lineno, getattr(scope, "name", ""))), "step": value}
+                written = all(isinstance(v, ast.Constant) for v, _, _ in valuesources.of(step, tree, trees) or ())
+                return {"site": sites.as_json((file, node.lineno, getattr(scope, "name", ""))), "step": value, "written": written}
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ def test_writes_only(tmp_path: Path, statement: str) -> None:
         "def work(c, lock):\n    with lock:\n        c.value += 1  # here\n",
         "def work(c):\n    with c.get_lock():\n        if c.value > 3:\n            return\n        c.value += 1  # here\n",
         "def work(c, lock):\n    lock.acquire()\n    c.value += 1  # here\n    lock.release()\n",
+        "def work(c, b):\n    while True:\n        b.wait()\n        if step % n == rank:\n            c.value += 1  # here\n        b.wait()\n",
         "def work(c, guard):\n    with guard() as g, torch.no_grad():\n        c.value += 1  # here\n",
     ],
 )
@@ -46,3 +48,15 @@ def test_a_with_that_is_no_lock(tmp_path: Path, around: str) -> None:
 
 def test_without_source_a_lock_may_be_held() -> None:
     assert counters.may_hold_a_lock("/none.py", 3) and not counters.reads_and_writes("/none.py", 3)
+
+
+def test_waiting_for_the_start_is_no_turn(tmp_path: Path) -> None:
+    source = "def work(c, started):\n    started.wait()\n    for i in x:\n        c.value += 1  # here\n"
+    assert not counters.may_hold_a_lock(*at(tmp_path, source))
+
+
+def test_two_values_of_one_lock_are_two() -> None:
+    context = multiprocessing.get_context("spawn")
+    lock = context.RLock()
+    first, second = context.Value("i", 0, lock=lock), context.Value("i", 0, lock=lock)
+    assert counters._place(first) != counters._place(second)

@@ -15,7 +15,8 @@ Right
     self.files = files[rank :: dist.get_world_size()]
 
 Known limits
-    The start has to be traced to `get_rank()` or RANK, within the script's files; an n that is an argument of the command line is not known.
+    A larger number that is written out is advice: it may be a part of the data, or of a list of seeds, on purpose. The start has to be traced to
+    `get_rank()` or RANK, within the script's files; an n that is an argument of the command line is not known.
 """
 
 from __future__ import annotations
@@ -50,5 +51,6 @@ class StrideNotWorldSize(Check):
             where=where_of(first["site"]),
             ranks=run.rank_ids,
             notes=["their shares overlap: the same samples are drawn by several ranks" if step < world else "a part of the samples is drawn by no rank"],
+            severity=Severity.ADVICE if step > world and first["written"] else None,  # every 8th may be all that is wanted
             help="the stride is the number of ranks: `[rank :: dist.get_world_size()]`",
         )

@@ -17,7 +17,7 @@ Right
 
 Known limits
     A number that one process writes, one number for each process, and `Value(..., lock=False)` are not judged, nor is a statement under a `with`
-    that may be a lock. Tensors in shared memory are written without locks on purpose (hogwild).
+    that may be a lock, or beside a `wait()` at which the processes may take turns. Tensors in shared memory are written without locks on purpose (hogwild).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Right
 
 Known limits
     Without a DataLoader at least eight batches, on the CPU, are needed; a batch that never changes is healthy there. Workers that train models
-    of their own (a search over settings) and those that only evaluate are healthy.
+    of their own (a search over settings), a head each or a block of layers each, and those that only evaluate are healthy.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ class SameBatches(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        found = [group for team in teams(run) if len(group := _training(team)) > 1]
-        by_hand = [fed for team in teams(run) if len(fed := _fed(team)) > 1] if not found else []
+        alike = [team for team in teams(run) if _train_the_same(team)]
+        found = [group for team in alike if len(group := _training(team)) > 1]
+        by_hand = [fed for team in alike if len(fed := _fed(team)) > 1] if not found else []
         if not found and not by_hand:
             raise NotApplicable("no worker processes train one shared model from batches that are seen")
         for fed in by_hand:
@@ -81,6 +82,12 @@ class SameBatches(Check):
             notes=["no DataLoader: compared is what each worker feeds the model"],
             help="seed each worker's generator with seed + rank, or give it its own part of the data (`range(rank, n, workers)`)",
         )
+
+
+def _train_the_same(team: Team) -> bool:
+    """Every worker steps the same parameters: not a head or a block of layers of its own, for which the same batches are right."""
+    own = [w.recording for w in team.workers if w.recording is not None and w.steps_shared]
+    return len({repr(sorted(repr((e["names"], e["shapes"])) for e in r.of("params"))) for r in own}) <= 1
 
 
 def _fed(team: Team) -> list[Event]:

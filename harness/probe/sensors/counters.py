@@ -1,8 +1,9 @@
 """Numbers in shared memory (`multiprocessing.Value`) that a process reads and writes back without their lock.
 
 `value += 1` is a read under the lock and a write under the lock, and between them another process may have written.
-Event "unlocked_add" (at the 2nd, 4th, 8th, ... write of a statement; 40 in all): site, lock (name of the value's lock, the same in all processes),
-num. Only where the source reads and writes the same value in one statement, and neither the value's lock nor anything else that could be a
+Event "unlocked_add" (at the 2nd, 4th, 8th, ... write of a statement; 40 in all): site, lock (name of the value's lock and where the value lies, the
+same in all processes; several values may have one lock), num. Only where the source reads and writes the same value in one statement, and
+neither the value's lock nor anything else that could be a
 lock is held: no `with`, no `acquire()` around it in the functions that the call came through.
 """
 
@@ -29,12 +30,18 @@ def _note(value: Any, frame: FrameType) -> None:
     user = sites.user_frame(frame)
     if user is None or _num[0] >= MAX_EVENTS:
         return
-    site, lock = sites.of_frame(user), str(value._lock._semlock.name)
+    site, lock = sites.of_frame(user), f"{value._lock._semlock.name} {_place(value)}"
     count = _counts[(site, lock)] = _counts.get((site, lock), 0) + 1
     if count < 2 or count & (count - 1) or not reads_and_writes(site[0], site[1]) or _may_be_held(user):
         return
     _num[0] += 1
     S.recorder.event("unlocked_add", site, lock=lock, num=count)
+
+
+def _place(value: Any) -> int:
+    """Where it begins in the shared memory that multiprocessing cuts into pieces."""
+    wrapper = getattr(value.get_obj(), "_wrapper", None)
+    return int(wrapper._state[0][1]) if wrapper is not None else 0
 
 
 def reads_and_writes(file: str, line: int) -> bool:
@@ -65,12 +72,16 @@ def _may_be_held(user: FrameType | None) -> bool:
 
 
 def may_hold_a_lock(file: str, line: int) -> bool:
-    """A `with` around this line, or an `acquire()` in its function, that may be a lock's; also where there is no source to tell."""
+    """A `with` around this line, or an `acquire()` in its function, that may be a lock's, or a `wait()` in a loop around it, at which processes may
+    take turns; also where there is no source to tell."""
     tree = syntax.tree(file)
     if tree is None:
         return True
     own = syntax.own_nodes(syntax.function_at(tree, line))
     if any(isinstance(n, ast.Attribute) and n.attr in ("acquire", "enter_context") for n in own):
+        return True
+    loops = [n for n in own if isinstance(n, (ast.For, ast.While)) and n.lineno <= line <= (n.end_lineno or 0)]
+    if any(isinstance(n, ast.Attribute) and n.attr == "wait" for loop in loops for n in syntax.nodes(loop)):
         return True
     items = [i for n in own if isinstance(n, (ast.With, ast.AsyncWith)) and n.lineno <= line <= (n.end_lineno or 0) for i in n.items]
     return any(not any(word in ast.unparse(i.context_expr) for word in NO_LOCKS) for i in items)

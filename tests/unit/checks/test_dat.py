@@ -591,15 +591,18 @@ def test_a_stream_of_ids_that_look_the_same() -> None:
 
 
 def test_another_stride() -> None:
-    def run(*steps: int | None) -> Run:
+    def run(*steps: int | None, written: bool = False) -> Run:
         own = []
         for rank, step in enumerate(steps):
-            strided = None if step is None else {"step": step, "site": site(12, "self.files = files[rank::n]")}
+            strided = None if step is None else {"step": step, "written": written, "site": site(12, "self.files = files[rank::n]")}
             own.append([event("dataset", kind="Data", loader=0, attributes={}, strided=strided), *one_pass(0, share(rank))])
         return two(*own)
 
     assert "overlap" in said(StrideNotWorldSize, run(1, 1)).notes[0]
     assert "no rank" in said(StrideNotWorldSize, run(4, 4)).notes[0]
+    assert said(StrideNotWorldSize, run(4, 4)).severity is Severity.WARNING  # counted from devices
+    assert said(StrideNotWorldSize, run(4, 4, written=True)).severity is Severity.ADVICE  # a part of the data, on purpose
+    assert said(StrideNotWorldSize, run(1, 1, written=True)).severity is Severity.WARNING
     silent(StrideNotWorldSize, run(None, None))
     silent(StrideNotWorldSize, run(4, None))
 

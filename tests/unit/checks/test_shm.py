@@ -226,12 +226,12 @@ def test_what_a_function_reaches() -> None:
     assert len(list(closures.reach([list(map(str, range(9))), [[i] for i in range(9_000)]], Leaf))) <= closures.MAX_VISITED + 1
 
 
-def draws(*, content: int = 5, trains: bool = True, indices: int = 8, shared: int = 2, rows: bool = True) -> Any:
+def draws(*, content: int = 5, trains: bool = True, indices: int = 8, shared: int = 2, rows: bool = True, block: str = "b") -> Any:
     """What one worker drew in one epoch."""
     kept = datasets.pack(list(range(indices, indices + 8)))
     told = {"num_samples": 8, "num_batches": 4, "order": indices, "content": content, "complete": True, "backwards": 4 * trains}
     return [
-        event("params", opt=0, kind="SGD", names=["a", "b"], shapes=SHAPES, shared=shared),
+        event("params", opt=0, kind="SGD", names=["a", block], shapes=SHAPES, shared=shared),
         event("seed", line=44, what="torch", value=1),
         event("loader", line=50, loop=0, loader=0, sampler="RandomSampler", dataset_len=40),
         event("pass", line=50, loop=0, loader=0, indices=kept, rows=kept if rows else "", **told),
@@ -259,6 +259,7 @@ def test_workers_that_draw_the_same_batches() -> None:
         (draws(), draws(content=6)),  # equal indices into parts of its own for each
         (draws(shared=0), draws(shared=0)),  # each trains a model of its own
         (draws(), draws(trains=False)),  # one evaluates
+        (draws(), draws(block="c")),  # a block of layers each
         (draws(),),
         (draws(rows=False), draws(rows=False)),  # what lies behind the indices was not seen
     ],
@@ -267,15 +268,15 @@ def test_workers_whose_batches_may_be_equal(healthy: Any) -> None:
     assert findings(SameBatches, hogwild(*healthy)) == []
 
 
-def fed(*columns: list[int], shared: int = 2, loader: bool = False) -> Run:
+def fed(*columns: list[int], shared: int = 2, loader: bool = False, head: bool = False) -> Run:
     """Workers without a DataLoader, and what each fed its model."""
     own = [
         [
-            event("params", opt=0, kind="SGD", names=["a", "b"], shapes=SHAPES, shared=shared),
+            event("params", opt=0, kind="SGD", names=["a", f"heads.{n}" if head else "b"], shapes=SHAPES, shared=shared),
             *([event("loader", line=50, loop=0)] if loader else []),
             event("worker_fed", digests=datasets.pack(column), seeded=site(31)),
         ]
-        for column in columns
+        for n, column in enumerate(columns)
     ]
     return hogwild(*own)
 
@@ -294,6 +295,7 @@ def test_workers_that_draw_the_same_batches_by_hand() -> None:
         fed([1, 2] * 6, [1, 2] * 6),
         fed([*range(1, 11)]),
         fed([*range(1, 11)], [*range(1, 11)], shared=0),  # a search over settings: models of their own
+        fed([*range(1, 11)], [*range(1, 11)], head=True),  # a task each, on the same inputs
         fed([*range(1, 11)], [*range(1, 11)], loader=True),  # SHM107 has the indices
     ],
 )
