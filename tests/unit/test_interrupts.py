@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
@@ -45,6 +46,30 @@ def test_an_exception_of_a_signal_handler_reaches_the_script() -> None:
     with pytest.raises(WorkerGone):
         look()
     assert not S.at_work.yes
+
+
+class Handler:
+    def __call__(self, _number: int, _frame: FrameType | None) -> None:
+        raise WorkerGone("an object")
+
+
+def gone(_note: str, _number: int, _frame: FrameType | None) -> None:
+    raise WorkerGone("a partial")
+
+
+def once(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise WorkerGone("takes itself away")
+
+
+@pytest.mark.parametrize("handler", [Handler(), functools.partial(gone, "x"), once])
+def test_handlers_of_other_kinds(handler: Any) -> None:
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(WorkerGone):
+            patching.quiet(lambda: signal.raise_signal(signal.SIGUSR1))()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_an_exception_of_the_probe_does_not() -> None:
