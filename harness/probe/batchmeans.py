@@ -39,6 +39,13 @@ def _mean_of_hits(value: ast.expr) -> bool:
         if inner is None:
             return False
         if isinstance(value.func, ast.Attribute) and value.func.attr == "mean":
-            return not value.args and any(isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq) for n in ast.walk(inner))
+            return not value.args and any(_is_hit(n) for n in ast.walk(inner))
         value = inner
     return False
+
+
+def _is_hit(node: ast.AST) -> bool:
+    """A prediction against a label; against a number (`activations == 0`) it is a share of something else."""
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1 or not isinstance(node.ops[0], ast.Eq):
+        return False
+    return not any(isinstance(side, ast.Constant) for side in (node.left, *node.comparators))

@@ -7,15 +7,19 @@ import ast
 from . import drawn, sites, syntax
 
 MOVES = {"to", "cuda", "cpu", "double", "float", "half", "train"}  # give the module back
+FILLS = {"copy_", "fill_", "set_", "constant_", "eye_", "dirac_"}  # zeros_ and ones_ are usual for biases
 PRETRAINED = {"weights", "pretrained", "checkpoint"}
 
 
 def attributes(kind: type) -> dict[str, sites.Site]:
-    """Attribute -> the statement of the constructor that makes the container. One module alone in a list is hidden from `parameters()` on purpose,
+    """Attribute -> the statement of the constructor that makes the container. A constructor that writes weights itself makes fixed
+    filters. One module alone in a list is hidden from `parameters()` on purpose,
     one that is passed in may have been trained elsewhere: containers of several that are constructed right there."""
     code = drawn.code_of(kind, "__init__")
     constructor = drawn.function_of(code) if code is not None else None
     if code is None or constructor is None or not constructor.args.args:
+        return {}
+    if fills(constructor):
         return {}
     owner = constructor.args.args[0].arg
     lines: dict[str, int] = {}
@@ -32,6 +36,20 @@ def attributes(kind: type) -> dict[str, sites.Site]:
                 if _makes(node.value) or _name(node.value, owner) in filled:
                     filled.add(name)
     return {n.removeprefix("self."): (code.co_filename, lines[n], "__init__") for n in filled if n.startswith("self.") and n in lines}
+
+
+def fills(constructor: ast.FunctionDef) -> bool:
+    """`conv.weight.data.copy_(taps)`, `conv.weight.data = taps`, `conv.weight = nn.Parameter(taps)`: given values, not drawn ones."""
+    for node in syntax.own_nodes(constructor):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLS and "bias" not in ast.unparse(node):
+            return True
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        if any(isinstance(n, ast.Attribute) and n.attr == "data" for t in targets for n in ast.walk(t)):
+            return True
+        # `head.weight = table.weight` ties two
+        if any(isinstance(t, ast.Attribute) and t.attr == "weight" for t in targets) and isinstance(node.value, ast.Call):  # type: ignore[attr-defined]
+            return True
+    return False
 
 
 def _name(node: ast.expr, owner: str) -> str:

@@ -19,8 +19,9 @@ def numbered(site: sites.Site) -> sites.Site | None:
     own = sorted((n for n in syntax.own_nodes(syntax.function_at(tree, site[1])) if hasattr(n, "lineno")), key=lambda n: n.lineno)
     calls = [n for n in own if isinstance(n, ast.Call) and "gather" in _callee(n) and n.args and isinstance(n.args[0], ast.Name)]
     lists = {n.args[0].id for n in calls}  # type: ignore[attr-defined]
-    here = {n.args[0].id for n in calls if syntax.spans(n, site[1])}  # type: ignore[attr-defined]
     given = [(t.id, n) for n in own if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
+    turned = {name for name, n in given if n.lineno > site[1]}  # the list itself is put in order before it is joined
+    here = {n.args[0].id for n in calls if syntax.spans(n, site[1])} - turned  # type: ignore[attr-defined]
     made = dict(given)
     joined = {name for name in made if all(_joins(n.value, here) for other, n in given if other == name)}  # put in order afterwards: another thing
     for node in (n for n in own if isinstance(n, ast.Compare) and len(n.ops) == 1 and isinstance(n.ops[0], ast.Eq)):
@@ -53,7 +54,7 @@ def _product(node: ast.AST, name: str, lists: set[str], made: dict[str, ast.Assi
     """Whether the best column of `name @ other` for each row stands behind an expression."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.MatMult) and isinstance(inner.left, ast.Name) and inner.left.id == name:
-            return not _gathered(inner.right, lists, made, MAX_DEPTH)
+            return not _gathered(inner.right, lists, made, MAX_DEPTH) and not _picked(inner.right, made, MAX_DEPTH)
         made_of = made[inner.id].value if isinstance(inner, ast.Name) and inner.id in made and inner.id != name else None
         if made_of is not None and depth and made_of is not node and _product(made_of, name, lists, made, depth - 1):
             return True
@@ -66,6 +67,18 @@ def _gathered(node: ast.AST, lists: set[str], made: dict[str, ast.Assign], depth
         if inner.id in lists or (depth and inner.id in made and _gathered(made[inner.id].value, lists, made, depth - 1)):
             return True
     return any(isinstance(n, ast.Call) and "gather" in _callee(n) for n in ast.walk(node))
+
+
+def _picked(node: ast.AST, made: dict[str, ast.Assign], depth: int) -> bool:
+    """Whether the other factor's rows are picked by an index (`texts[order]`), maybe in the order in which the samples were dealt out."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Subscript) and any(isinstance(n, ast.Name) for n in ast.walk(inner.slice)):
+            return True
+        if isinstance(inner, ast.Call) and _callee(inner) in ("index_select", "take_along_dim", "permute"):
+            return True
+        if depth and isinstance(inner, ast.Name) and inner.id in made and _picked(made[inner.id].value, made, depth - 1):
+            return True
+    return False
 
 
 def _callee(call: ast.Call) -> str:

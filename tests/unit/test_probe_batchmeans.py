@@ -39,6 +39,7 @@ def test_averaged_over_batches(tmp_path: Path, inside: str, behind: str, header:
         ("total += loss(net(x), y).mean()", "return total / len(loader)"),
         (HITS, "return total / len(loader.dataset)"),
         (HITS, "return total"),
+        ("dead += (net.hidden(x) == 0).float().mean()", "return dead / len(loader)"),  # no accuracy
         (HITS + "; n += len(y)", "return total / n"),
     ],
 )

@@ -39,6 +39,9 @@ def test_row_i_is_taken_for_sample_i(tmp_path: Path, body: str) -> None:
         "rows = torch.cat(parts); cols = gather_texts(texts); best = (rows @ cols.T).argmax(1); return (best == torch.arange(len(rows))).sum()",
         "rows = torch.cat(parts); best = (rows @ data.text.T).argmax(1); return (best == ids).sum()",  # ids came along
         "rows = torch.cat(parts); rows = rows[order]; best = (rows @ data.text.T).argmax(1); return (best == torch.arange(len(data))).sum()",
+        "parts = by_turns(parts); rows = torch.cat(parts); best = (rows @ data.text.T).argmax(1); return (best == torch.arange(len(data))).sum()",
+        # in the order in which the samples are dealt out
+        "rows = torch.cat(parts); texts = net(data.text[dealt]); best = (rows @ texts.T).argmax(1); return (best == torch.arange(len(data))).sum()",
         "rows = torch.cat(parts); best = (mine @ mine.T).argmax(1); return (best == torch.arange(len(mine))).sum()",
         "rows = torch.cat(parts); return rows.argmax(1)",
     ],

@@ -53,8 +53,8 @@ def through_a_part(model: Any) -> None:
 
 
 def test_a_shallow_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [one["layers"] for one in run(monkeypatch, through_a_shallow_copy)] == [["1"]]
-    assert [one["module"] for one in run(monkeypatch, through_a_part)] == ["Sequential"]
+    assert [(one["layers"], one["whole"]) for one in run(monkeypatch, through_a_shallow_copy)] == [(["1"], True)]
+    assert [(one["module"], one["whole"]) for one in run(monkeypatch, through_a_part)] == [("Sequential", False)]
 
 
 def frozen(model: Any) -> None:

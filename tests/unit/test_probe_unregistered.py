@@ -86,6 +86,32 @@ class Later(Base):
         self.parts = nn.ModuleList(self.parts)
 
 
+class Filters(Base):
+    """Fixed ones, no parameters on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [nn.Linear(4, 4, bias=False) for _ in range(2)]
+        for part, taps in zip(self.parts, (torch.eye(4), torch.ones(4, 4)), strict=True):
+            part.weight.data.copy_(taps)
+
+
+class Fixed(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4, bias=False)
+        self.mix.weight = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Any) -> Any:
+        return self.mix(x)
+
+
+class FixedParts(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [Fixed() for _ in range(2)]
+
+
 def find(monkeypatch: pytest.MonkeyPatch, model: Any, *, trained: Any = None, lost: Any = None) -> dict[int, tuple[str, sites.Site]]:
     parts = list(model.parts.values() if isinstance(model.parts, dict) else model.parts)
     held = {id(p): None for p in (model.parameters() if trained is None else trained)}
@@ -110,7 +136,7 @@ def find_below(monkeypatch: pytest.MonkeyPatch, model: Any) -> dict[int, tuple[s
     return unregistered.find({id(p) for m in parts for p in m.parameters()}, {id(p): None for p in model.parameters()})
 
 
-@pytest.mark.parametrize("kind", [One, FromOutside, FromHelper, Registered, Tied, Later])
+@pytest.mark.parametrize("kind", [One, FromOutside, FromHelper, Registered, Tied, Later, Filters, FixedParts])
 def test_other_containers(monkeypatch: pytest.MonkeyPatch, kind: type) -> None:
     assert find(monkeypatch, kind()) == {}
 

@@ -19,7 +19,8 @@ Right
 
 Known limits
     A model that is trained in eval mode from the start, or whose layers are frozen one by one, is taken as meant. An `eval()` after which nothing
-    is measured before training goes on (statistics that are frozen for the last epochs) is advice. One rank alone in eval mode is SYN120.
+    is measured before training goes on (statistics that are frozen for the last epochs) is advice, and so is one through a container of a part of
+    the model, which may be frozen so on purpose. One rank alone in eval mode is SYN120.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class StaysInEval(Check):
             where=event.where,
             ranks=run.rank_ids,
             notes=[f"since that evaluation, while the model itself is in train mode: {', '.join(names[:4])}"],
+            severity=None if event["whole"] else Severity.ADVICE,
             help="evaluate the model itself and call `model.train()` behind it, or a copy with layers of its own: `copy.deepcopy(model).eval()`",
         )
 

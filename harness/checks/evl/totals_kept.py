@@ -19,7 +19,8 @@ Right
 
 Known limits
     Needs three evaluations of one loader on several ranks, another number of samples than an epoch of training has, and the count of samples in
-    a reduction of at most eight elements. Running means of the training loss are the script's own business.
+    a reduction of at most eight elements. Where a count that starts anew is reduced
+    as well, the other one is for the log. Running means of the training loss are the script's own business.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def _counted_on(groups: list[list[Evaluation]], sums: list[Reduction]) -> Where 
     for nth, group in enumerate(groups, 1):
         for key in {(r.where, i) for r in _behind(group, sums) for i in range(len(r.after)) if _is(r, i, group, nth)}:
             told[key] = told.get(key, 0) + 1
-    return next((where for (where, _), num in told.items() if num == len(groups)), None)
+    where = next((where for (where, _), num in told.items() if num == len(groups)), None)
+    fresh = all(any(_is(r, i, group, 1) for r in _behind(group, sums) for i in range(len(r.after))) for group in groups)
+    return None if fresh else where  # counted anew as well: the other is a number of all evaluations so far, for the log
 
 
 def _behind(group: Sequence[Evaluation], sums: list[Reduction]) -> list[Reduction]:

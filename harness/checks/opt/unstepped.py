@@ -20,8 +20,8 @@ Right
 Known limits
     A part of a model that is left out as a whole may be frozen on purpose: that is advice. A model of which more is left out than is
     trained is not judged: a probe, or adapters, on a backbone that was not frozen. Nor are parameters that the script changes itself. Of plain
-    lists those are judged whose several modules the constructor of a trained module makes itself: one module in a list, one in eval mode, or one
-    that was given weights is left out on purpose.
+    lists those are judged whose several modules the constructor of a trained module makes itself: one module in a list, one in eval mode, or
+    one that was given weights (fixed filters, a pretrained part) is left out on purpose.
 """
 
 from __future__ import annotations

@@ -36,11 +36,24 @@ def clips(file: str) -> tuple[sites.Site, sites.Site] | None:
         called = {n.func.attr if isinstance(n.func, ast.Attribute) else getattr(n.func, "id", "") for n in own if isinstance(n, ast.Call)}
         normed = any("norm" in name.lower() for name in called)
         bounded = bool(called & BOUNDS) or any(isinstance(n, ast.Compare) and any(isinstance(o, (ast.Gt, ast.GtE, ast.Lt, ast.LtE)) for o in n.ops) for n in own)
-        if normed and bounded:
-            name = getattr(scope, "name", "")
-            calls = [n.lineno for n in syntax.nodes(tree) if isinstance(n, ast.Call) and _callee(n) == name] if name else []
-            return ((file, calls[0], "") if len(calls) == 1 else write), write
+        name = getattr(scope, "name", "")
+        calls = [n for n in syntax.nodes(tree) if isinstance(n, ast.Call) and _callee(n) == name] if name else []
+        if normed and bounded and not _knows_the_scale(scope, calls):
+            return ((file, calls[0].lineno, "") if len(calls) == 1 else write), write
     return None
+
+
+def _knows_the_scale(scope: syntax.Function, calls: list[ast.Call]) -> bool:
+    """Its bound may be multiplied by the scaler's factor: it asks for that, or is given something of this name. A `scale` that it computes itself
+    is its own factor, and `scaler.scale(loss)` scales another thing."""
+    own = syntax.own_nodes(scope)
+    made = {n.id for n in own if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    called = {id(n.func) for n in own if isinstance(n, ast.Call)}
+    read = [n for n in own if isinstance(n, (ast.Name, ast.Attribute)) and isinstance(n.ctx, ast.Load) and id(n) not in called]
+    named = any("scale" in (n.id if isinstance(n, ast.Name) else n.attr).lower().replace("scaler", "") and getattr(n, "id", "") not in made for n in read)
+    asked = any(isinstance(n, ast.Call) and _callee(n) == "get_scale" for n in own)
+    given = any("scale" in ast.unparse(a).lower() for c in calls for a in (*c.args, *(k.value for k in c.keywords)))
+    return named or asked or given
 
 
 def _callee(call: ast.Call) -> str:

@@ -1,7 +1,8 @@
 """Layers of a trained model that go to eval mode because another module that holds them does: `copy.copy(net).eval()`.
 
 Event "shared_eval" (once a module): site (of that eval()), module, layers (names in the trained model of the Dropout and BatchNorm layers that are
-in eval mode since), steps (taken so, one after the other). Told where the other module was called without gradients behind its eval(), has
+in eval mode since), steps (taken so, one after the other), whole (it holds all parameters
+of the trained model). Told where the other module was called without gradients behind its eval(), has
 parameters that an optimizer trains, and the layers were in train mode at the step before it.
 """
 
@@ -26,6 +27,7 @@ class Other:
     kind: str
     site: sites.Site
     shared: dict[str, weakref.ref[Any]]
+    whole: bool
     evaluated: bool = False
     steps: int = 0
     told: bool = False
@@ -40,7 +42,9 @@ def note_switch(module: Any, mode: bool, site: sites.Site) -> None:
         return
     shared = _shared(module)
     if shared:
-        _others.append(Other(weakref.ref(module), type(module).__name__, site, {n: weakref.ref(m) for n, m in shared.items()}))
+        own = {id(p) for p in module.parameters()}
+        whole = any({id(p) for p in root.parameters()} <= own for root in layers.roots())
+        _others.append(Other(weakref.ref(module), type(module).__name__, site, {n: weakref.ref(m) for n, m in shared.items()}, whole))
 
 
 def _shared(module: Any) -> dict[str, Any]:
@@ -78,7 +82,7 @@ def _at_step(optimizer: Any, witness: Any, *args: Any) -> None:
         other.steps = other.steps + 1 if still and all(r.training for ref in witness.roots if (r := ref()) is not None) else 0
         if other.steps >= ENOUGH:
             other.told = True
-            S.recorder.event("shared_eval", other.site, module=other.kind, layers=still[:20], steps=other.steps)
+            S.recorder.event("shared_eval", other.site, module=other.kind, layers=still[:20], steps=other.steps, whole=other.whole)
 
 
 def arm() -> None:

@@ -1,7 +1,7 @@
 """Which parameters belong to modules in a plain list of a module that is trained: read by reached.py, which tells them.
 
 Not where a container holds one module alone, or one in eval mode, one that was given a state, one with a part of a library that may have brought
-its weights, or one of which any parameter is in an optimizer.
+its weights or a constructor that gives them values, or one of which any parameter is in an optimizer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ def _as_made(module: Any, loaded: set[int]) -> bool:
 
 
 def _plain(kind: type) -> bool:
-    return kind.__module__.startswith("torch.nn.") or drawn.code_of(kind, "forward") is not None
+    """A module of torch's, or of the user's whose constructor gives no weights a value."""
+    if kind.__module__.startswith("torch.nn."):
+        return True
+    code = drawn.code_of(kind, "__init__")
+    constructor = drawn.function_of(code) if code is not None else None
+    return drawn.code_of(kind, "forward") is not None and (constructor is None or not plainlists.fills(constructor))
 
 
 def _at_load(module: Any, *told: Any) -> None:

@@ -372,10 +372,12 @@ def test_stays_in_eval() -> None:
 
 def test_layers_in_eval_mode_by_another_module() -> None:
     rows = [row(i) for i in range(8)]
-    told = event("shared_eval", line=32, s=4, module="Net", layers=["drop"], steps=4)
+    told = event("shared_eval", line=32, s=4, module="Net", layers=["drop"], steps=4, whole=True)
     found = said(StaysInEval, two(*([*modes((0, True)), told] for _ in range(2)), rows=(rows, rows)))
     assert found.where is not None and found.where.line == 32 and "another Net" in found.message
     silent(StaysInEval, two([*modes((0, True)), told], modes((0, True)), rows=(rows, rows)))  # one rank: another mistake
+    part = event("shared_eval", line=32, s=4, module="Sequential", layers=["drop"], steps=4, whole=False)  # frozen so, maybe
+    assert said(StaysInEval, two(*([*modes((0, True)), part] for _ in range(2)), rows=(rows, rows))).severity is Severity.ADVICE
 
 
 def test_statistics_frozen_on_purpose() -> None:
@@ -901,13 +903,13 @@ def test_a_sum_divided_by_the_own_count() -> None:
     silent(SumByOwnCount, divided("accuracy 0.900", "accuracy 1.400", samples=2))  # as many samples as ranks: means over them, for all one can tell
 
 
-def counted(*counts: float, trained_on: int = 16) -> Run:
+def counted(*counts: float, trained_on: int = 16, anew: float = 3.0) -> Run:
     """An evaluation of 10 samples a rank after each epoch, and a count that is reduced behind it."""
     own: list[list[Event]] = [[], []]
     for n, count in enumerate(counts):
         for rank in range(2):
             own[rank] += trained(2 * n, 2 + 2 * n, num_samples=trained_on) + measured(2 * n + 1, 2 + 2 * n, rank=rank)
-            own[rank].append(reduced([3.0, count], [6.0, 2 * count], s=2 + 2 * n))
+            own[rank].append(reduced([anew, count], [2 * anew, 2 * count], s=2 + 2 * n))
     return two(*own, rows=(losses(*[0.5] * 8), losses(*[0.4] * 8)))
 
 
@@ -918,6 +920,7 @@ def test_an_evaluation_counts_on() -> None:
     silent(TotalsKept, counted(10, 20, 10))  # two by chance
     silent(TotalsKept, counted(16, 32, 48))  # samples of training, that are shown with the evaluation
     silent(TotalsKept, counted(10, 20, 30, trained_on=10))
+    silent(TotalsKept, counted(10, 20, 30, anew=10.0))  # all samples evaluated so far, beside those of this time
 
 
 def test_frozen_statistics_that_an_outer_train_sets_moving() -> None:
