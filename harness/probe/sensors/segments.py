@@ -7,7 +7,7 @@ and for semaphores that are mapped at the end. Plain files that a script writes 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .. import arm as arming
@@ -19,6 +19,15 @@ FOLDER = "/dev/shm/"
 SEMAPHORE = "sem."
 MAX_NOTED = 256
 _noted: set[str] = set()
+at_made: list[Callable[[Any, Any], None]] = []  # sensors that are told of a new SharedMemory and of the name that the script gave it
+
+
+def inode_of(name: str) -> int:
+    """0 where nothing in /dev/shm has this name: it has been unlinked."""
+    try:
+        return os.stat(FOLDER + name, follow_symlinks=False).st_ino
+    except OSError:
+        return 0
 
 
 def _note(names: Iterable[str]) -> None:
@@ -26,9 +35,8 @@ def _note(names: Iterable[str]) -> None:
     for name in names:
         if name in _noted or len(_noted) >= MAX_NOTED:
             continue
-        try:
-            inode = os.stat(FOLDER + name, follow_symlinks=False).st_ino
-        except OSError:  # unlinked meanwhile, as it should be
+        inode = inode_of(name)
+        if not inode:  # unlinked meanwhile, as it should be
             continue
         _noted.add(name)
         lines.append(f"{inode} {name}\n")
@@ -44,6 +52,8 @@ def _note(names: Iterable[str]) -> None:
 def _made(result: Any, memory: Any, name: Any = None, create: Any = False, *rest: Any, **more: Any) -> None:
     if create:
         _note([str(memory.name).lstrip("/")])
+        for look in at_made:
+            look(memory, name)
 
 
 @quiet
