@@ -34,6 +34,7 @@ def test_writes_only(tmp_path: Path, statement: str) -> None:
         "def work(c):\n    with c.get_lock():\n        if c.value > 3:\n            return\n        c.value += 1  # here\n",
         "def work(c, lock):\n    lock.acquire()\n    c.value += 1  # here\n    lock.release()\n",
         "def work(c, b):\n    while True:\n        b.wait()\n        if step % n == rank:\n            c.value += 1  # here\n        b.wait()\n",
+        "def work(c, turn):\n    for i in x:\n        while turn.value != me:\n            time.sleep(0.01)\n        c.value += 1  # here\n        turn.value = 1\n",
         "def work(c, guard):\n    with guard() as g, torch.no_grad():\n        c.value += 1  # here\n",
     ],
 )
@@ -50,8 +51,17 @@ def test_without_source_a_lock_may_be_held() -> None:
     assert counters.may_hold_a_lock("/none.py", 3) and not counters.reads_and_writes("/none.py", 3)
 
 
-def test_waiting_for_the_start_is_no_turn(tmp_path: Path) -> None:
-    source = "def work(c, started):\n    started.wait()\n    for i in x:\n        c.value += 1  # here\n"
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def work(c, started):\n    started.wait()\n    for i in x:\n        c.value += 1  # here\n",
+        "def work(c, started):\n    started.wait()\n    for i in x:\n        if i % 8 == 0:\n            c.value += 8  # here\n",
+        "def work(c, barrier):\n    for i in x:\n        barrier.wait()\n        c.value += 1  # here\n",  # all of them, between two barriers
+        "def work(c, barrier):\n    if x:\n        for i in x:\n            barrier.wait()\n            c.value += 1  # here\n",
+        "def work(c, n):\n    while c.value < n:\n        step()\n        c.value += 1  # here\n",
+    ],
+)
+def test_waiting_for_the_others_is_no_turn(tmp_path: Path, source: str) -> None:
     assert not counters.may_hold_a_lock(*at(tmp_path, source))
 
 

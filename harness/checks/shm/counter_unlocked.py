@@ -17,7 +17,8 @@ Right
 
 Known limits
     A number that one process writes, one number for each process, and `Value(..., lock=False)` are not judged, nor is a statement under a `with`
-    that may be a lock, or beside a `wait()` at which the processes may take turns. Tensors in shared memory are written without locks on purpose (hogwild).
+    that may be a lock, under a condition in a loop with a `wait()`, or behind a loop that only waits: there processes may take turns. Tensors in
+    shared memory are written without locks on purpose (hogwild).
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 `value += 1` is a read under the lock and a write under the lock, and between them another process may have written.
 Event "unlocked_add" (at the 2nd, 4th, 8th, ... write of a statement; 40 in all): site, lock (name of the value's lock and where the value lies, the
-same in all processes; several values may have one lock), num. Only where the source reads and writes the same value in one statement, and
-neither the value's lock nor anything else that could be a
-lock is held: no `with`, no `acquire()` around it in the functions that the call came through.
+same in all processes; several values may have one lock), num. Only where the source reads and writes the same value in one statement, and neither
+the value's lock nor anything else that could be a lock is held: no `with`, no `acquire()` around it in the functions that the call came through.
 """
 
 from __future__ import annotations
@@ -72,19 +71,34 @@ def _may_be_held(user: FrameType | None) -> bool:
 
 
 def may_hold_a_lock(file: str, line: int) -> bool:
-    """A `with` around this line, or an `acquire()` in its function, that may be a lock's, or a `wait()` in a loop around it, at which processes may
-    take turns; also where there is no source to tell."""
+    """A `with` around this line, or an `acquire()` in its function, that may be a lock's, or processes that may take turns; also where there is no
+    source to tell."""
     tree = syntax.tree(file)
     if tree is None:
         return True
     own = syntax.own_nodes(syntax.function_at(tree, line))
-    if any(isinstance(n, ast.Attribute) and n.attr in ("acquire", "enter_context") for n in own):
-        return True
-    loops = [n for n in own if isinstance(n, (ast.For, ast.While)) and n.lineno <= line <= (n.end_lineno or 0)]
-    if any(isinstance(n, ast.Attribute) and n.attr == "wait" for loop in loops for n in syntax.nodes(loop)):
+    if any(isinstance(n, ast.Attribute) and n.attr in ("acquire", "enter_context") for n in own) or _may_take_turns(own, line):
         return True
     items = [i for n in own if isinstance(n, (ast.With, ast.AsyncWith)) and n.lineno <= line <= (n.end_lineno or 0) for i in n.items]
     return any(not any(word in ast.unparse(i.context_expr) for word in NO_LOCKS) for i in items)
+
+
+def _may_take_turns(own: tuple[ast.AST, ...], line: int) -> bool:
+    """In a loop with a `wait()`, a barrier's say, the line stands under a condition that may be one process's at a time; or a loop that only waits
+    stands in the function. Under no condition all of them write between two barriers."""
+    around = [n for n in own if isinstance(n, (ast.For, ast.While, ast.If)) and syntax.spans(n, line)]
+    conditions = [n for n in around if isinstance(n, ast.If)]
+    for loop in around:
+        inside = [c for c in conditions if c.lineno > loop.lineno]
+        if not isinstance(loop, ast.If) and inside and any(isinstance(n, ast.Attribute) and n.attr == "wait" for n in syntax.nodes(loop)):
+            return True
+    return any(isinstance(n, ast.While) and not syntax.spans(n, line) and all(_only_waits(s) for s in n.body) for n in own)
+
+
+def _only_waits(statement: ast.stmt) -> bool:
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    name = (call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")) if isinstance(call, ast.Call) else ""
+    return isinstance(statement, ast.Pass) or name in ("sleep", "wait", "sched_yield")
 
 
 def _watch(module: ModuleType) -> None:
