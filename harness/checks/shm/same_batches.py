@@ -2,7 +2,7 @@
 
 What it does
     Compares the sample indices and the content of the batches that the script's own worker processes (hogwild) draw in training, or, without
-    a DataLoader, what each of them feeds the model in its first 32 batches.
+    a DataLoader, what each of them feeds the model in its first 32 batches; and whether they step the same parameters towards the same targets.
 
 Why it is bad
     N workers do the work of one: each gradient is applied N times, nearly unchanged, which is a learning rate N times as high on the
@@ -20,7 +20,8 @@ Right
 
 Known limits
     Without a DataLoader at least eight batches, on the CPU, are needed; a batch that never changes is healthy there. Workers that train models
-    of their own (a search over settings), a head each or a block of layers each, and those that only evaluate are healthy.
+    of their own (a search over settings), that step other parameters (a head or a block of layers each) or that have other targets on the same inputs
+    (a task each), and those that only evaluate are healthy; so are workers whose targets are computed from the weights as they find them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
+from harness.checks.shm import same_work
 from harness.checks.shm.workers import Team, teams
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run, where_of
@@ -43,7 +45,7 @@ class SameBatches(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        alike = [team for team in teams(run) if _train_the_same(team)]
+        alike = [team for team in teams(run) if same_work.is_same(_stepping(team))]
         found = [group for team in alike if len(group := _training(team)) > 1]
         by_hand = [fed for team in alike if len(fed := _fed(team)) > 1] if not found else []
         if not found and not by_hand:
@@ -84,18 +86,15 @@ class SameBatches(Check):
         )
 
 
-def _train_the_same(team: Team) -> bool:
-    """Every worker steps the same parameters: not a head or a block of layers of its own, for which the same batches are right."""
-    own = [w.recording for w in team.workers if w.recording is not None and w.steps_shared]
-    return len({repr(sorted(repr((e["names"], e["shapes"])) for e in r.of("params"))) for r in own}) <= 1
+def _stepping(team: Team) -> list[Recording]:
+    """The workers that step a model which lies in shared memory."""
+    return [w.recording for w in team.workers if w.recording is not None and w.steps_shared]
 
 
 def _fed(team: Team) -> list[Event]:
     """What the workers that step a model in shared memory fed it, where none of them draws from a DataLoader."""
-    own = [w for w in team.workers if w.recording is not None and w.steps_shared]
-    if any(w.recording.of("loader") for w in own if w.recording is not None):
-        return []
-    return [e for w in own if w.recording is not None for e in w.recording.of("worker_fed")[:1]]
+    own = _stepping(team)
+    return [] if any(w.of("loader") for w in own) else [e for w in own for e in w.of("worker_fed")[:1]]
 
 
 def _same_inputs(columns: Sequence[Sequence[int]]) -> bool:
@@ -107,14 +106,12 @@ def _same_inputs(columns: Sequence[Sequence[int]]) -> bool:
 
 
 def _training(team: Team) -> list[tuple[Recording, list[Pass]]]:
-    """(process, its training passes) of the workers that step a model which lies in shared memory."""
+    """(process, its training passes) of those workers."""
     found = []
-    for worker in team.workers:
-        if worker.recording is None or not worker.steps_shared:
-            continue
-        own = [p for p in passes.of_recording(0, worker.recording) if p.closed is not None and p.trains and not p.iterable]
+    for recording in _stepping(team):
+        own = [p for p in passes.of_recording(0, recording) if p.closed is not None and p.trains and not p.iterable]
         if own:
-            found.append((worker.recording, own))
+            found.append((recording, own))
     return found
 
 

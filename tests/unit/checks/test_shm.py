@@ -1,4 +1,4 @@
-"""SHM101-SHM113 on small runs: a parent and its workers."""
+"""SHM101-SHM112 on small runs: a parent and its workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from builder import event, findings, recording, row, run, site
 
 from harness.checks.engine import judge
-from harness.checks.shm.blocks_left import BlocksLeft
 from harness.checks.shm.copy_never_refreshed import CopyNeverRefreshed
 from harness.checks.shm.counter_unlocked import CounterWithoutLock
 from harness.checks.shm.exhausted import SharedMemoryExhausted
@@ -239,11 +238,13 @@ def draws(*, content: int = 5, trains: bool = True, indices: int = 8, shared: in
     ]
 
 
-def hogwild(*workers: list[Event], steps: int = 4) -> Run:
+def hogwild(*workers: list[Event], steps: int = 4, lacking: tuple[int, ...] = ()) -> Run:
+    """`lacking`: a digest for each worker of which of its parameters have no gradient."""
     pids = range(2000, 2000 + len(workers))
     parent = recording([event("process_start", line=58, key=p, child=p, models=[model()]) for p in pids], pid=1000)
     children = [
-        recording(events, [row(n) for n in range(steps)], rank=0, pid=pid, ppid=1000, role="child") for pid, events in zip(pids, workers, strict=True)
+        recording(events, [row(n, none=none) for n in range(steps)], rank=0, pid=pid, ppid=1000, role="child")
+        for pid, events, none in zip(pids, workers, lacking or [0] * len(workers), strict=True)
     ]
     return run([parent, *children], nproc=1)
 
@@ -261,6 +262,7 @@ def test_workers_that_draw_the_same_batches() -> None:
         (draws(shared=0), draws(shared=0)),  # each trains a model of its own
         (draws(), draws(trains=False)),  # one evaluates
         (draws(), draws(block="c")),  # a block of layers each
+        ([*draws(), event("worker_aims", digests=datasets.pack([1, 2]))], [*draws(), event("worker_aims", digests=datasets.pack([3, 4]))]),  # a column each
         (draws(),),
         (draws(rows=False), draws(rows=False)),  # what lies behind the indices was not seen
     ],
@@ -269,21 +271,36 @@ def test_workers_whose_batches_may_be_equal(healthy: Any) -> None:
     assert findings(SameBatches, hogwild(*healthy)) == []
 
 
-def fed(*columns: list[int], shared: int = 2, loader: bool = False, head: bool = False) -> Run:
-    """Workers without a DataLoader, and what each fed its model."""
+def fed(*columns: list[int], shared: int = 2, loader: bool = False, head: bool = False, lacking: tuple[int, ...] = (), aims: Any = ()) -> Run:
+    """Workers without a DataLoader, what each fed its model, what its losses were measured against and whether it took something by its number."""
     own = [
         [
             event("params", opt=0, kind="SGD", names=["a", f"heads.{n}" if head else "b"], shapes=SHAPES, shared=shared),
             *([event("loader", line=50, loop=0)] if loader else []),
             event("worker_fed", digests=datasets.pack(column), seeded=site(31)),
+            *(event("worker_aims", digests=datasets.pack(aim), by_number=by_number) for aim, by_number in aims[n : n + 1]),
         ]
         for n, column in enumerate(columns)
     ]
-    return hogwild(*own)
+    return hogwild(*own, lacking=lacking)
 
 
-def test_workers_that_draw_the_same_batches_by_hand() -> None:
-    found = findings(SameBatches, fed([*range(1, 11)], [*range(1, 13)]))
+ALIKE = ([*range(1, 11)], [*range(1, 13)])
+AIMED, UNSEEN = [*range(31, 41)], [0] * 8
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        fed(*ALIKE),
+        fed(*ALIKE, aims=[(AIMED, False), ([*AIMED, 41], False)]),
+        fed(*ALIKE, aims=[(AIMED, True), (AIMED, True)]),  # something is taken by the number, but not the targets
+        fed(*ALIKE, aims=[(UNSEEN, False), (UNSEEN, False)]),  # a loss of the script's own
+        fed(*ALIKE, lacking=(5, 5)),
+    ],
+)
+def test_workers_that_draw_the_same_batches_by_hand(faulty: Run) -> None:
+    found = findings(SameBatches, faulty)
     assert [(f.code, f.severity, f.where and f.where.line) for f in found] == [("SHM107", Severity.WARNING, 31)]
 
 
@@ -296,7 +313,10 @@ def test_workers_that_draw_the_same_batches_by_hand() -> None:
         fed([1, 2] * 6, [1, 2] * 6),
         fed([*range(1, 11)]),
         fed([*range(1, 11)], [*range(1, 11)], shared=0),  # a search over settings: models of their own
-        fed([*range(1, 11)], [*range(1, 11)], head=True),  # a task each, on the same inputs
+        fed([*range(1, 11)], [*range(1, 11)], head=True),  # a head each, on the same inputs
+        fed(*ALIKE, lacking=(5, 6)),  # all heads are in the optimizer, another one of them has gradients
+        fed(*ALIKE, aims=[(AIMED, False), ([n + 9 for n in AIMED], False)]),  # a task each, or a teacher
+        fed(*ALIKE, aims=[(UNSEEN, True), (UNSEEN, True)]),  # and a loss of the script's own
         fed([*range(1, 11)], [*range(1, 11)], loader=True),  # SHM107 has the indices
     ],
 )
@@ -480,32 +500,3 @@ def test_a_copy_that_is_never_refreshed() -> None:
 )
 def test_copies_that_are_no_fault(healthy: Run) -> None:
     assert findings(CopyNeverRefreshed, healthy) == []
-
-
-# ---- SHM113: blocks of shared memory that nobody unlinks ----
-def blocks(left: list[int], num: int = 64, first: int = 0, last: int = 60, by: str = "main", exits: tuple[int, ...] = (0,)) -> Run:
-    """`num` blocks with inodes 1, 2, ... made by one statement between two steps; `left` have their name at the end."""
-    clock = [1_000_000_000 + step * 10_000_000 for step in (first, last)]
-    made = event("blocks", line=22, t=clock[1], num=num, first_t=clock[0], inodes=list(range(1, num + 1)))
-    rows = [row(s) for s in range(70)]
-    ends = [event("blocks_left", inodes=left)] if left else []
-    if by == "main":
-        return run([recording([made, *ends], rows)], exits=exits)
-    return run([recording(ends, rows), recording([made], pid=7, role=by)], exits=exits)
-
-
-@pytest.mark.parametrize("by", ["main", "child"])
-def test_blocks_pile_up(by: str) -> None:
-    (found,) = findings(BlocksLeft, blocks(list(range(1, 81)), by=by))
-    assert (found.code, found.severity, found.where and found.where.line, found.ranks) == ("SHM113", Severity.WARNING, 22, (0,))
-    assert found.message.startswith("64 blocks of shared memory")
-
-
-def test_blocks_that_are_meant() -> None:
-    everything = list(range(1, 65))
-    assert findings(BlocksLeft, blocks([])) == []  # their reader unlinks them, or the script does at its end
-    assert findings(BlocksLeft, blocks([61, 62, 63, 64], by="child")) == []  # the last ones are still under way
-    assert findings(BlocksLeft, blocks(everything, first=0, last=0)) == []  # a pool, made before the training
-    assert findings(BlocksLeft, blocks(everything, first=0, last=5)) == []  # a ring that fills while the first batches come
-    assert findings(BlocksLeft, blocks([n + 1000 for n in everything])) == []  # another rank's, which goes on
-    assert findings(BlocksLeft, blocks(everything, exits=(1,))) == []  # it died before it could unlink them
