@@ -1,4 +1,4 @@
-"""SHM101-SHM112 on small runs: a parent and its workers."""
+"""SHM101-SHM113 on small runs: a parent and its workers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from builder import event, findings, recording, row, run, site
 
 from harness.checks.engine import judge
+from harness.checks.shm.blocks_left import BlocksLeft
 from harness.checks.shm.copy_never_refreshed import CopyNeverRefreshed
 from harness.checks.shm.counter_unlocked import CounterWithoutLock
 from harness.checks.shm.exhausted import SharedMemoryExhausted
@@ -500,3 +501,32 @@ def test_a_copy_that_is_never_refreshed() -> None:
 )
 def test_copies_that_are_no_fault(healthy: Run) -> None:
     assert findings(CopyNeverRefreshed, healthy) == []
+
+
+# ---- SHM113: blocks of shared memory that nobody unlinks ----
+def blocks(left: list[int], num: int = 64, first: int = 0, last: int = 60, by: str = "main", exits: tuple[int, ...] = (0,)) -> Run:
+    """`num` blocks with inodes 1, 2, ... made by one statement between two steps; `left` have their name at the end."""
+    clock = [1_000_000_000 + step * 10_000_000 for step in (first, last)]
+    made = event("blocks", line=22, t=clock[1], num=num, first_t=clock[0], inodes=list(range(1, num + 1)))
+    rows = [row(s) for s in range(70)]
+    ends = [event("blocks_left", inodes=left)] if left else []
+    if by == "main":
+        return run([recording([made, *ends], rows)], exits=exits)
+    return run([recording(ends, rows), recording([made], pid=7, role=by)], exits=exits)
+
+
+@pytest.mark.parametrize("by", ["main", "child"])
+def test_blocks_pile_up(by: str) -> None:
+    (found,) = findings(BlocksLeft, blocks(list(range(1, 81)), by=by))
+    assert (found.code, found.severity, found.where and found.where.line, found.ranks) == ("SHM113", Severity.WARNING, 22, (0,))
+    assert found.message.startswith("64 blocks of shared memory")
+
+
+def test_blocks_that_are_meant() -> None:
+    everything = list(range(1, 65))
+    assert findings(BlocksLeft, blocks([])) == []  # their reader unlinks them, or the script does at its end
+    assert findings(BlocksLeft, blocks([61, 62, 63, 64], by="child")) == []  # the last ones are still under way
+    assert findings(BlocksLeft, blocks(everything, first=0, last=0)) == []  # a pool, made before the training
+    assert findings(BlocksLeft, blocks(everything, first=0, last=5)) == []  # a ring that fills while the first batches come
+    assert findings(BlocksLeft, blocks([n + 1000 for n in everything])) == []  # another rank's, which goes on
+    assert findings(BlocksLeft, blocks(everything, exits=(1,))) == []  # it died before it could unlink them
