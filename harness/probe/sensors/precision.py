@@ -6,7 +6,8 @@ been drawn to its end before; "empty": a collection without an element; "": it w
 Event "unscaled" (first 24 steps): site, collectives, reduced (calls and reducing backwards
 since the last step: whether the gradients can have been averaged). Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
-(its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none).
+(its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none), mode ("min" | "max",
+of such a one), made (the statement that made it), better (which way the name of what it is given says that it improves, see metricnames.py).
 Event "schedule_idle" (first 8 of a scheduler): site,
 kind, id, lr, beside (optimizer that has stepped since this scheduler's last step, with parameters of the scheduler's optimizer, which has not),
 made (the statement that made the scheduler).
@@ -19,7 +20,7 @@ import sys
 import weakref
 from typing import Any
 
-from .. import drained, marks, sites
+from .. import drained, marks, metricnames, sites
 from ..patching import after, before
 from ..state import S
 from . import backward, steps
@@ -77,11 +78,15 @@ def _after_scheduler(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
     group = optimizer.param_groups[0] if optimizer is not None and optimizer.param_groups else {}
     lr = group.get("lr")
     _look_for_idle(scheduler, optimizer, lr)
+    site = sites.here(4)
+    follows = hasattr(scheduler, "mode_worse")
     S.recorder.event(
-        "scheduler", sites.here(4), kind=type(scheduler).__name__, last_epoch=getattr(scheduler, "last_epoch", None), id=id(scheduler) % 1_000_003,
+        "scheduler", site, kind=type(scheduler).__name__, last_epoch=getattr(scheduler, "last_epoch", None), id=id(scheduler) % 1_000_003,
         opt=steps._known[id(optimizer)].opt if id(optimizer) in steps._known else -1,
         lr=float(lr) if isinstance(lr, (int, float)) else None, metrics=isinstance(args[0], float) if args else False,
-        metric=_metric(args[0] if args else kwargs.get("metrics")) if hasattr(scheduler, "mode_worse") else None,
+        metric=_metric(args[0] if args else kwargs.get("metrics")) if follows else None,
+        mode=getattr(scheduler, "mode", "") if follows else "", made=sites.as_json(scheduler_made.get(scheduler, sites.UNKNOWN)) if follows else None,
+        better=metricnames.better(*site[:2]) if follows else "",
     )  # fmt: skip
 
 
@@ -147,6 +152,7 @@ def arm() -> None:
     after(torch.amp.GradScaler, "update", _after_update)
     scheduler = torch.optim.lr_scheduler
     after(scheduler.LRScheduler, "__init__", _after_made)
+    after(scheduler.ReduceLROnPlateau, "__init__", _after_made)  # calls no constructor of its base
     for kind in list(vars(scheduler).values()):
         if isinstance(kind, type) and issubclass(kind, scheduler.LRScheduler) and "step" in vars(kind):
             after(kind, "step", _after_scheduler)
