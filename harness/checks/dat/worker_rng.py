@@ -2,7 +2,8 @@
 
 What it does
     Compares the base seed from which a loader seeds its workers, what `worker_init_fn` seeded instead, and the states of generators that
-    the dataset owns; looks in the workers whether fetching a sample draws from them.
+    the dataset owns; looks in the workers whether fetching a sample draws from them. Of a generator that the dataset or its transform holds:
+    in which state the workers of one rank find it and leave it.
 
 Why it is bad
     Worker 0 of every rank augments its n-th sample alike; with a generator that the dataset owns so do all workers of one rank.
@@ -12,8 +13,13 @@ Wrong
 
     def worker_init_fn(worker_id): np.random.seed(worker_id)
 
+    self.rng = np.random.default_rng(seed)          # in the dataset: copied into each worker, anew in each epoch
+
 Right
     def worker_init_fn(worker_id): np.random.seed(torch.initial_seed() % 2**32)
+
+    def worker_init_fn(worker_id): get_worker_info().dataset.rng = np.random.default_rng(torch.initial_seed())
+
     loader = DataLoader(dataset, num_workers=4, generator=torch.Generator().manual_seed(seed + rank))
 
 Known limits
@@ -23,7 +29,7 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import noise, passes, together
@@ -42,7 +48,7 @@ class WorkerRngIdentical(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
         worked = [p for p in passes.training(run) if number(p.opened["num_workers"]) > 0 and not p.iterable]
-        groups = [g for g in passes.aligned(run, worked) if all(any(_moved(p)) for p in g)]
+        groups = [g for g in passes.aligned(run, worked) if all(any(_moved(p)) or _copied(p) for p in g)]
         if not groups:
             raise NotApplicable("no training pass whose workers draw at random")
         found = self._seeded_alike(run, groups)
@@ -59,6 +65,25 @@ class WorkerRngIdentical(Check):
             if name:
                 yield owned_finding(self, run, group[0], name)
                 return
+        if all(_copied(p) for g in groups for p in g):
+            yield self._copies(run, groups)
+
+    def _copies(self, run: Run, groups: list[list[Pass]]) -> Finding:
+        """One generator, one state: no worker of a rank was given its own, in no pass."""
+        first = groups[0][0]
+        name, where = _copied(first) or ("", None)
+        again = [g[0] for g in groups if g[0].key == first.key]
+        every = len(again) > 1 and not first.opened["persistent"] and len({repr(_found_states(p)) for p in again}) == 1
+        return self.finding(
+            f"the workers of a rank draw the same random numbers: each holds a copy of the dataset's generator `{name}`, in one state",
+            where=where or first.made_dataset,
+            ranks=run.rank_ids,
+            notes=[
+                f"{number(first.opened['num_workers'])} workers a rank find it in one state and leave it in one state",
+                *([f"new workers start in that state again: the draws of each of {len(again)} epochs are equal"] if every else []),
+            ],
+            help=f"give each worker its own in `worker_init_fn`: `get_worker_info().dataset.{name}` seeded with `get_worker_info().seed`",
+        )
 
     def _seeded_alike(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
         """`worker_init_fn` gave a generator that is drawn from the same seed on all ranks."""
@@ -91,6 +116,24 @@ def _moved(one: Pass) -> list[bool]:
     """Which generators a worker was seen to draw from: torch's, python's, numpy's, the dataset's own."""
     flags = one.closed["worker_random"] if one.closed is not None else None
     return [bool(f) for f in flags[:4]] if isinstance(flags, list) and len(flags) >= 4 else [False] * 4
+
+
+def _found_states(one: Pass) -> list[list[int]]:
+    """Of each worker: the state in which it found the dataset's generator, in which its first fetch left it, and its second."""
+    told = one.closed["worker_own"] if one.closed is not None else None
+    rows = told.get("workers") if isinstance(told, Mapping) else None
+    return [[number(v) for v in r] for r in rows if isinstance(r, list) and len(r) == 3] if isinstance(rows, list) else []
+
+
+def _copied(one: Pass) -> tuple[str, Where | None] | None:
+    """Name and origin of a generator that several workers found in one state, and drew from alike."""
+    rows = _found_states(one)
+    if one.closed is None or len(rows) < 2 or len({(found, left) for found, left, _ in rows}) > 1:
+        return None
+    found, left, later = rows[0]
+    if len({found, left, later}) < 3 or any(row[2] == left for row in rows):  # seeded with one value for each sample
+        return None
+    return str(one.closed["worker_own"].get("name")), where_of(one.closed["worker_own"].get("site"))
 
 
 def _seeds(one: Pass) -> list[list[int]]:

@@ -9,7 +9,7 @@ smallest, last], backwards, first_trained (batches drawn when the first one came
 training (a trained or wrapped module was in train mode),
 data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from it to the last one, in the call that found
 the end), worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
-seeded with), own [before, after] (states of the dataset's own
+seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
 attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences, strided: see strides.py. Event "loop" (first time a
 statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py,
@@ -19,7 +19,6 @@ batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join":
 from __future__ import annotations
 
 import mmap
-import random
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from array import array
 from functools import partial
 from typing import Any
 
-from .. import batchmeans, datasets, digests, origins, overwhole, sites, strides, workercopies, workerseeds
+from .. import batchmeans, copiedrng, datasets, digests, origins, overwhole, sites, strides, workercopies, workerdraws, workerseeds
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import before, quiet, wrap
@@ -39,7 +38,6 @@ MAX_KEPT = datasets.MAX_KEPT
 MAX_KEPT_IN_ALL = 300_000  # indices and digests of a process: 1.6 MB of recording; later passes keep their first 256
 _loader_ids: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _pages: weakref.WeakKeyDictionary[Any, mmap.mmap] = weakref.WeakKeyDictionary()
-_page: list[mmap.mmap | None] = [None]  # of the loader whose workers are being started: they inherit it
 _loops = [0]
 _kept = [0]
 _drawn = [0]
@@ -123,9 +121,13 @@ class Pass:
             training=self.training, data_s=round(self.data_s, 6),
             times=[round(t, 5) for t in self.times], worker_random=list(self.page[:4]) if self.page is not None else None,
             worker_seeds=workerseeds.told(self.page, self.num_workers) if self.page is not None else None,
+            worker_own=self._copied(dataset),
             own=[self.own, datasets.own_generators(dataset)] if self.own and dataset is not None else None,
             switch=self.body.told() if not self.backwards else None, let_go=let_go and self.backwards > 0,
         )  # fmt: skip
+
+    def _copied(self, dataset: Any) -> dict[str, Any] | None:
+        return copiedrng.told(dataset, self.page, workerdraws.COPIES_AT, self.num_workers) if self.page is not None and dataset is not None else None
 
 
 def _dropped(key: int, _ref: Any) -> None:
@@ -289,7 +291,7 @@ def _iter(original: Any) -> Any:
         began = time.perf_counter()
         iterator = original(self)
         took_s = time.perf_counter() - began
-        _page[0] = None
+        workerdraws.page[0] = None
         _opened(iterator, self, stack[0] if stack else sites.UNKNOWN, stack, took_s, _copies(self))
         for index in _early.pop(id(iterator), []):
             if id(iterator) in _passes:
@@ -302,43 +304,8 @@ def _iter(original: Any) -> Any:
 def _share_page(loader: Any) -> None:
     """Memory that forked workers share with us: which generators moved while they fetched, and what each worker's were seeded with."""
     if loader.num_workers and loader not in _pages:
-        _pages[loader] = mmap.mmap(-1, workerseeds.PAGE_BYTES)
-    _page[0] = _pages.get(loader)
-
-
-_fetches = [0]
-
-
-def _fetch(original: Any) -> Any:
-    def fetch(self: Any, index: Any) -> Any:
-        page = _page[0]
-        if page is None or not S.recorder.disabled or _fetches[0] >= 4:  # not a worker, or seen enough
-            return original(self, index)
-        _fetches[0] += 1
-        earlier, seeds = _states(self), workerseeds.now() if _fetches[0] == 1 else []
-        result = original(self, index)
-        if seeds:
-            workerseeds.tell(page, seeds, workerseeds.now())
-        for position, (a, b) in enumerate(zip(earlier, _states(self), strict=True)):
-            if a != b:
-                page[position] = 1
-        return result
-
-    return fetch
-
-
-def _states(fetcher: Any) -> list[Any]:
-    """States of the generators that a dataset can draw from, in a worker. Reading them changes nothing."""
-    import torch
-
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None and hasattr(numpy, "random") else None
-    return [
-        digests.wide(bytes(torch.default_generator.get_state().numpy().data)),
-        hash(random.getstate()[1]),
-        None if state is None else (bytes(state[1].data), int(state[2])),
-        datasets.own_generators(getattr(fetcher, "dataset", None)),
-    ]
+        _pages[loader] = mmap.mmap(-1, workerdraws.PAGE_BYTES)
+    workerdraws.page[0] = _pages.get(loader)
 
 
 def _note_made(original: Any) -> Any:
@@ -389,8 +356,8 @@ def arm() -> None:
     wrap(DataLoader, "__iter__", _iter)
     wrap(module._BaseDataLoaderIter, "__next__", _next)
     wrap(module._BaseDataLoaderIter, "_next_index", _next_index)
-    wrap(fetch._MapDatasetFetcher, "fetch", _fetch)
-    wrap(fetch._IterableDatasetFetcher, "fetch", _fetch)
+    wrap(fetch._MapDatasetFetcher, "fetch", workerdraws.fetching)
+    wrap(fetch._IterableDatasetFetcher, "fetch", workerdraws.fetching)
     wrap(DistributedSampler, "set_epoch", _set_epoch)
     before(join.Join, "__enter__", _note_join)
     at_close.append(quiet(finish_all))

@@ -43,6 +43,9 @@ ALL: list[type[Check]] = [
 ]  # fmt: skip
 
 
+OF_PASSES = ("own", "worker_random", "worker_seeds", "worker_own")
+
+
 def packed(values: list[int]) -> str:
     return base64.b64encode(zlib.compress(struct.pack(f"<{len(values)}I", *values))).decode() if values else ""
 
@@ -71,11 +74,11 @@ def one_pass(
     }  # fmt: skip
     first, last = (
         {k: v for k, v in fields.items() if k not in ended},
-        {k: v for k, v in fields.items() if k in ended or k in ("own", "worker_random", "worker_seeds")},
+        {k: v for k, v in fields.items() if k in ended or k in OF_PASSES},
     )
     s, y = fields.get("s", 0), fields.get("y", 0)
     begin = event(
-        "loader", line=line, **(opened | {k: v for k, v in first.items() if k not in ("s", "y", "own", "worker_random", "worker_seeds")}), s=s, y=y
+        "loader", line=line, **(opened | {k: v for k, v in first.items() if k not in ("s", "y", *OF_PASSES)}), s=s, y=y
     )
     return [begin, event("pass", line=line, **(ended | last), s=s, y=y)] if closed else [begin]
 
@@ -739,6 +742,35 @@ def test_workers_seeded_alike_by_their_init_function() -> None:
     silent(WorkerRngIdentical, run([[1, 2, 9], [3, 4, 8]], [[5, 6, 7], [7, 8, 6]]))
     silent(WorkerRngIdentical, run([[1, 2, 9], [3, 4, 8]], [[5, 6, 9], [7, 8, 8]], moved=(1, 0, 0, 0)))  # seeded alike, never drawn from
     silent(WorkerRngIdentical, run([[1, 2, 0], [3, 4, 0]], [[5, 6, 0], [7, 8, 0]]))  # the dataset seeds anew for each sample
+
+
+def test_a_generator_that_is_copied_into_the_workers() -> None:
+    def run(*workers: list[int], second: list[list[int]] | None = None, iterable: bool = False) -> Run:
+        epochs = [list(workers), second or list(workers)]
+        own = (
+            [
+                e
+                for n, rows in enumerate(epochs)
+                for e in one_pass(
+                    n, share(r, n), **shuffled(r, n), num_workers=2, base_seed=70 + 9 * n + r, iterable=iterable, worker_random=[0, 0, 0, 1],
+                    own=[{"rng": 7 + r}, {"rng": 7 + r}],
+                    worker_own={"name": "rng", "site": site(19, "self.rng = default_rng(seed)"), "workers": rows},
+                )
+            ]
+            for r in range(2)
+        )  # fmt: skip
+        return two(*own)
+
+    found = said(WorkerRngIdentical, run([5, 6, 7], [5, 6, 8]))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 19 and "`rng`" in found.message
+    assert "2 epochs are equal" in found.notes[1]
+    assert len(said(WorkerRngIdentical, run([5, 6, 7], [5, 6, 8], second=[[15, 16, 17], [15, 16, 18]])).notes) == 1  # seeded by epoch alone
+    silent(WorkerRngIdentical, run([5, 6, 7], [9, 10, 11]))  # worker_init_fn gave each its own
+    silent(WorkerRngIdentical, run([5, 6, 7], [5, 10, 11]))  # seeded anew for each sample, by its index
+    silent(WorkerRngIdentical, run([5, 6, 6], [5, 6, 6]))  # seeded with one value for each sample
+    silent(WorkerRngIdentical, run([5, 6, 7]))  # one worker drew
+    silent(WorkerRngIdentical, run([5, 6, 7], [5, 6, 8], second=[[15, 16, 17], [25, 26, 27]]))
+    silent(WorkerRngIdentical, run([5, 6, 7], [5, 6, 8], iterable=True))
 
 
 def test_sample_order() -> None:
