@@ -26,6 +26,7 @@ from harness.checks.opt import (
     scaled_step,
     scaler,
     scheduler,
+    square_summed,
     stale,
     sum_loss,
     unstepped,
@@ -533,3 +534,39 @@ def test_an_average_that_outruns_the_steps() -> None:
     assert found.where is not None and found.where.line == 96 and found.severity is Severity.WARNING and found.ranks == (0, 1)
     assert "moves 4 times for each optimizer step, 3 of them" in found.message
     assert findings(CHECKS["OPT134"], two_ranks()) == []
+
+
+# ---- OPT136: the squared norm of averaged gradients, summed over the ranks ----
+NORMS = (0.9, 0.7, 0.8, 0.3, 0.6)
+
+
+def squares(limit: float, *, times: float = 2.0, seen: float = 2.0, part: float = 0.0, clips: bool = True) -> Any:
+    """Two ranks whose script puts the squared norms into one sum, `times` of a rank's, and clips by the root of `seen` times the square."""
+
+    def events(rank: int) -> list[Any]:
+        told = []
+        for step, norm in enumerate(NORMS):
+            own = norm**2 * (1 + part * rank)
+            factor = min(1.0, limit / (norm * seen**0.5)) if clips else 1.0
+            told.append(event("grad_square", s=step, line=53, got=times * norm**2, own=own, left=own * factor**2))
+        return [*setup(rank), *told]
+
+    return run([recording(events(r), [row(s) for s in range(8)], rank=r) for r in range(2)])
+
+
+def test_the_square_of_averaged_gradients_is_summed() -> None:
+    (found,) = findings(square_summed.SquareSummed, squares(0.25))
+    assert (found.code, found.where and found.where.line, found.ranks) == ("OPT136", 53, (0, 1))
+    assert "clipped to 0.1768 where the limit is 0.25" in found.notes[1]
+
+
+def test_sums_of_squares_that_are_right() -> None:
+    silent = [
+        squares(0.25, seen=1.0),  # the sum is divided by the ranks before it is used, or another function clips
+        squares(0.25, clips=False),  # it is shown, and clips nothing
+        squares(5.0),  # a limit that no gradient comes to
+        squares(0.25, part=0.01),  # shards: each rank has other parameters
+        squares(0.25, times=1.0, seen=1.0),  # each rank gives its share of the mean
+        squares(0.25 * 2**0.5),  # a limit that nobody types: something else is multiplied in
+    ]
+    assert [findings(square_summed.SquareSummed, one) for one in silent] == [[]] * len(silent)
