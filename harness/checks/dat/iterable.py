@@ -1,7 +1,8 @@
 """DAT107 iterable-not-sharded: ranks or workers repeat the stream of an IterableDataset.
 
 What it does
-    Compares digests of the samples that a stream yields, between ranks, and within a rank that has several workers.
+    Compares digests of the samples that a stream yields, between ranks, within a rank that has several workers, and between the workers of
+    all ranks where the stream adds its rank and its worker's number.
 
 Why it is bad
     Every rank and every worker holds a copy of an IterableDataset. A copy that does not ask for its rank yields all of it: ranks train on
@@ -10,6 +11,8 @@ Why it is bad
 Wrong
     def __iter__(self):
         return iter(self.samples)
+
+    order[rank + worker.id :: world_size * worker.num_workers]       # two readers share a number, another number nobody has
 
 Right
     def __iter__(self):
@@ -28,10 +31,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
-from harness.checks.dat import passes, together
+from harness.checks.dat import passes, readers, together
 from harness.checks.dat.not_sharded import cut_afterwards, losses_equal
 from harness.checks.dat.passes import Pass
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run, number, where_of
 
 MIN_SAMPLES = 8
@@ -48,6 +51,10 @@ class IterableNotSharded(Check):
         streams = [p for p in passes.training(run) if p.iterable]
         if not streams:
             raise NotApplicable("no training pass over an IterableDataset")
+        summed = self._summed(run, streams)
+        if summed is not None:
+            yield summed
+            return
         told = [p for p in passes.few(streams) if len(_identity(p)) >= MIN_SAMPLES]
         if not told:
             yield from self._alike(run, streams)
@@ -64,6 +71,26 @@ class IterableNotSharded(Check):
         repeated = [p for p in told if number(p.opened["num_workers"]) > 1 and _repeats(p)]
         if repeated and len(repeated) >= len([p for p in told if number(p.opened["num_workers"]) > 1]):
             yield self._workers(repeated)
+
+    def _summed(self, run: Run, streams: list[Pass]) -> Finding | None:
+        """The stream adds rank and worker number, and readers with one sum read one share, in every pass."""
+        groups = passes.aligned(run, [p for p in streams if number(p.opened["num_workers"]) > 1])
+        line = _sum_line(run, groups[0][0]) if groups else None
+        nums = [readers.collide(g) for g in groups] if line is not None else []
+        if not nums or not all(nums) or cut_afterwards(run, groups[0]):
+            return None
+        first, workers = groups[0][0], number(groups[0][0].opened["num_workers"])
+        return self.finding(
+            f"workers of different ranks read duplicate samples: {first.opened['dataset']} numbers its readers by rank + worker id, and "
+            f"worker 1 of rank 0 reads the {nums[0]} samples of worker 0 of rank 1",
+            where=line,
+            ranks=run.rank_ids,
+            notes=[
+                f"{run.world_size * workers} readers have {run.world_size + workers - 1} different numbers; the shares of the others are never read",
+                f"{len(groups)} of {len(groups)} passes",
+            ],
+            help="number the readers by `rank * num_workers + worker.id`",
+        )
 
     def _alike(self, run: Run, streams: list[Pass]) -> Iterable[Finding]:
         """Samples of which many look the same, as ids do: the ranks' go alike, and so do the losses, to the last bit."""
@@ -106,6 +133,13 @@ class IterableNotSharded(Check):
             notes=[f"{len(set(_identity(first)))} different samples among {num} on rank {first.rank}"],
             help="split the stream by `get_worker_info()` in `__iter__`",
         )
+
+
+def _sum_line(run: Run, one: Pass) -> Where | None:
+    """Where the stream's code adds its rank and its worker's number."""
+    recording = run.ranks[one.rank]
+    told = recording.of("dataset") if recording is not None else []
+    return next((at for e in told if e["kind"] == one.opened["dataset"] and (at := where_of(e["reader_sum"])) is not None), None)
 
 
 def _identity(one: Pass) -> tuple[int, ...]:

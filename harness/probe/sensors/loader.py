@@ -11,7 +11,8 @@ data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the f
 the end), worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
 seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own
 generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
-attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences, strided: see strides.py. Event "loop" (first time a
+attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences, strided: see strides.py, reader_sum: see
+readersums.py. Event "loop" (first time a
 statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py,
 batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
@@ -27,7 +28,20 @@ from array import array
 from functools import partial
 from typing import Any
 
-from .. import batchmeans, copiedrng, datasets, digests, origins, overwhole, sites, strides, workercopies, workerdraws, workerseeds
+from .. import (
+    batchmeans,
+    copiedrng,
+    datasets,
+    digests,
+    origins,
+    overwhole,
+    readersums,
+    sites,
+    strides,
+    workercopies,
+    workerdraws,
+    workerseeds,
+)
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import before, quiet, wrap
@@ -152,7 +166,8 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
         kind = type(loader.dataset).__name__
         strided = strides.told(loader.dataset, _made.get(id(loader), {}).get("made_dataset"))
         attributes = datasets.fingerprint(loader.dataset)
-        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=attributes, drawn=[*rng.early], strided=strided)
+        summed = readersums.told(loader.dataset) if loader.num_workers > 1 and datasets.is_iterable(loader.dataset) else None
+        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=attributes, drawn=[*rng.early], strided=strided, reader_sum=summed)
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])
         whole = overwhole.told(site, _made.get(id(loader)))

@@ -580,6 +580,31 @@ def test_stream() -> None:
     assert "2 workers" in said(IterableNotSharded, twice).message
 
 
+def by_workers(shares: list[list[list[int]]], *, summed: bool = True, **fields: Any) -> Run:
+    """Streams of two ranks with two workers each, whose batches come in turn."""
+    told = []
+    for rank, (one, other) in enumerate(shares):
+        rows = [v for at in range(0, len(one), 4) for v in (*one[at : at + 4], *other[at : at + 4])]
+        fed = {"num_workers": 2, "num_batches": -(-len(one) // 4) + -(-len(other) // 4), "batch_sizes": [4, 4, len(one) % 4 or 4]}
+        at = site(30, "me = self.rank + info.id") if summed else None
+        told.append([*stream(rank, rows, **(fed | fields)), event("dataset", loop=0, kind="Stream", reader_sum=at)])
+    return two(*told)
+
+
+@pytest.mark.parametrize("num", [20, 22])
+def test_a_stream_that_adds_rank_and_worker(num: int) -> None:
+    a, b, c, d = ([100 * k + (i * i) % 83 for i in range(num)] for k in range(1, 5))
+    found = said(IterableNotSharded, by_workers([[a, b], [b, c]]))
+    assert found.severity is Severity.ERROR and found.where is not None and found.where.line == 30 and f"{num} samples" in found.message
+    said(IterableNotSharded, by_workers([[a, b], [b[::-1], c]]))  # shuffled within, by each worker
+    silent(IterableNotSharded, by_workers([[a, b], [c, d]]))  # a sum that seeds noise, say
+    for other in ([[a, b], [b, c]], [[a, b], [c, a]], [[a, b], [b, b]]):  # no sum; the last reader is given a share again, to be as long as the others
+        every = builder.findings(IterableNotSharded, by_workers(other, summed=other[1] != [b, c]))
+        assert not [f for f in every if "duplicate" in f.message]
+    thin = [[v % 3 + 100 * k for v in range(8)] for k in range(3)]
+    silent(IterableNotSharded, by_workers([thin[:2], thin[1:]]))  # too few to be told apart
+
+
 def test_a_stream_of_ids_that_look_the_same() -> None:
     ids = [(7 * i * i) % 11 + 100 * (i % 2) for i in range(64)]  # 12 different ones: too few to tell samples apart
     falls = [row(i, loss=1 / (i + 1)) for i in range(8)]

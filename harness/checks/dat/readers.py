@@ -1,0 +1,42 @@
+"""What each loader worker of each rank read of a stream, and whether readers whose rank and worker number have one sum read the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
+
+from harness.checks.dat.passes import MAX_COMPARED, Pass
+from harness.record import number
+
+MIN_DIFFERENT = 16  # samples in a reader's share, by content: fewer may be equal by chance
+Share = Counter[int]
+
+
+def shares(one: Pass) -> list[Share]:
+    """Of each worker, where all ran equally long: then the batches come from them in turn. Empty where that is not so, or not known."""
+    workers, sizes = number(one.opened["num_workers"]), one.closed["batch_sizes"] if one.closed is not None else None
+    size = number(one.opened["batch_size"])
+    rounds, left = divmod(one.num_batches, workers) if workers > 1 else (0, 1)
+    last = number(sizes[2]) if isinstance(sizes, list) and len(sizes) == 3 else 0
+    if left or not rounds or not size or not one.complete or workers * ((rounds - 1) * size + last) != one.num_samples:
+        return []
+    rows, found, at = one.rows, [Counter[int]() for _ in range(workers)], 0
+    for nth in range(one.num_batches if len(rows) == one.num_samples else 0):
+        end = at + (size if nth < (rounds - 1) * workers else last)
+        found[nth % workers].update(rows[at:end])
+        at = end
+    return found if all(len(f) >= MIN_DIFFERENT for f in found) else []
+
+
+def collide(group: Sequence[Pass]) -> int:
+    """Samples that a reader has in common with one of another rank: two of the ranks' workers read the same exactly where rank + worker
+    is the same number. 0 for anything else."""
+    read = [(p.rank + w, p.rank, share) for p in group[:MAX_COMPARED] for w, share in enumerate(shares(p))]
+    if not read or len({rank for _, rank, _ in read}) < min(len(group), MAX_COMPARED):
+        return 0
+    keys = [(total, hash(frozenset(share.items()))) for total, _, share in read]
+    if any((a[0] == b[0]) != (a[1] == b[1]) for a, b in combinations(set(keys), 2)) or len(set(keys)) == len(keys):
+        return 0
+    twice = Counter(total for total, _, _ in read)
+    return next(share.total() for total, _, share in read if twice[total] > 1)
