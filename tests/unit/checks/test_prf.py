@@ -10,6 +10,7 @@ from harness.checks.base import Inconclusive
 from harness.checks.prf.anomaly_mode import AnomalyModeLeftOn
 from harness.checks.prf.bias_before_batchnorm import BiasBeforeBatchnorm
 from harness.checks.prf.collective_per_parameter import CollectivePerParameter
+from harness.checks.prf.compiled_every_step import CompiledEveryStep
 from harness.checks.prf.file_reloaded import FileReloaded
 from harness.checks.prf.find_unused_needless import FindUnusedNeedless
 from harness.checks.prf.loader_bound import LoaderBound
@@ -397,3 +398,22 @@ def test_ranks_that_bind_themselves_to_one_core(calls: list[tuple[list[int], lis
     assert len(found) == fires
     if fires:
         assert found[0].where is not None and found[0].where.line == 23
+
+
+# ---- PRF114: compiled in every step ----
+def recompiled(num: int, last: int, *, compiled: bool = True) -> Run:
+    told = [event("recompiled", line=7, expression="self.seen", num=num, first=1, last=last, seconds=4.5)] if num else []
+    begun = [event("compile", line=3)] if compiled else []
+    return run([recording([event("pg", done=True, rank=r, world_size=2), *begun, *told], [row(0)], rank=r) for r in range(2)])
+
+
+def test_compiled_in_every_step() -> None:
+    (found,) = findings(CompiledEveryStep, recompiled(12, 14))
+    assert (found.code, found.where and found.where.line, found.ranks) == ("PRF114", 7, (0, 1))
+    assert "compiled anew in 12 steps: `self.seen`" in found.message
+
+
+def test_compilations_that_are_healthy() -> None:
+    assert findings(CompiledEveryStep, recompiled(0, 0)) == []  # shapes at the start
+    assert findings(CompiledEveryStep, recompiled(0, 0, compiled=False)) == []
+    assert findings(CompiledEveryStep, recompiled(6, 80)) == []  # a number that changes once an epoch
