@@ -31,6 +31,7 @@ from typing import Any
 from .. import (
     batchmeans,
     copiedrng,
+    crossed,
     datasets,
     digests,
     origins,
@@ -196,6 +197,7 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
         S.since.num_batches += 1
         S.since.num_samples += size
     S.batch_rows = size
+    crossed.drew(tensors)
     one.sizes = [one.sizes[0] or size, min(one.sizes[1], size), size]
     one.training = one.training or layers.any_training()
     if tensors:
