@@ -9,7 +9,8 @@ Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at
 after hold the sum over the elements, low the smallest one of what went in.
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
 numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py); of whole numbers, one a sample: classes (packed
-digests), joined (the statement behind it that puts the parts together); at the first call of a site numbered: see shardorder.py.
+digests), joined (the statement behind it that puts the parts together); at the first call of a site numbered: see shardorder.py;
+zipped, items (length of the list): see zippedparts.py.
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
 """
 
@@ -20,7 +21,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from .. import choices, cuts, datasets, digests, nonlinear, origins, shardorder, sites
+from .. import choices, cuts, datasets, digests, nonlinear, origins, shardorder, sites, zippedparts
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -206,10 +207,12 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
     metric = nonlinear.look(sites.stack(3, 4), op, GATHERS[op]) if _counts[site] == 1 else None
     classes = _classes(given) if _counts[site] <= MAX_CLASSED else None
     numbered = shardorder.numbered(site) if _counts[site] == 1 and leaves > MAX_NUMEL else None
+    zipped = zippedparts.zipped_after(site, op) if _counts[site] == 1 and isinstance(given, list) else None
     S.recorder.event(
         "gathered", site, op=op, metric=metric, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves,
         at_t=time.time_ns(), at=S.steps, cut=_may_cut(),
         **({"numbered": sites.as_json(numbered)} if numbered is not None else {}), **(classes or {}),
+        **({"zipped": sites.as_json(zipped), "items": len(given)} if zipped is not None else {}),
     )  # fmt: skip
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import builder
 import pytest
-from builder import event, recording, row, site
+from builder import event, findings, recording, row, run, site
 
 from harness.checks.base import Check, Inconclusive
+from harness.checks.evl import zipped_parts
 from harness.checks.evl.batch_means import MeanOfBatchMeans
 from harness.checks.evl.best_of_one_shard import BestOfOneShard
 from harness.checks.evl.blank_average import BlankAverage
@@ -939,3 +940,19 @@ def test_averaged_weights_with_blank_statistics() -> None:
     (found,) = builder.findings(BlankAverage, of)
     assert found.where is not None and found.where.line == 50 and found.ranks == (0, 1)
     assert builder.findings(BlankAverage, builder.run([recording([], [row(0)], rank=r) for r in (0, 1)])) == []
+
+
+# ---- EVL123: zip() over lists of different length ----
+def zipped(*lengths: int, known: bool = True) -> Any:
+    told = [event("gathered", line=57, op="all_gather_object", **({"zipped": site(58), "items": n} if known else {})) for n in lengths]
+    return run([recording([one], [row(0)], rank=r) for r, one in enumerate(told)])
+
+
+def test_zip_drops_the_tail() -> None:
+    (found,) = findings(zipped_parts.ZippedParts, zipped(71, 70))
+    assert (found.code, found.where and found.where.line) == ("EVL123", 58) and "1 of 141 gathered items are lost" in found.message
+
+
+def test_zip_of_equal_lists() -> None:
+    silent = [zipped(71, 71), zipped(2, 2, 2), zipped(71, 70, known=False), zipped(71), zipped(71, 0)]  # the last: one rank has nothing to give
+    assert [findings(zipped_parts.ZippedParts, one) for one in silent] == [[]] * len(silent)
