@@ -30,7 +30,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, replicas
+from harness.checks.syn import gradients, reduced_copies, replicas
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Run
@@ -78,6 +78,7 @@ class PartlySynced(Check):
                 return
             wrong = [n for n in wrong if n not in local]
             split = _split(run)
+            copied = reduced_copies.dropped(run, where, wrong)
             yield self.finding(
                 f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} "
                 f"others are: {replicas.listed(wrong)}",
@@ -86,9 +87,10 @@ class PartlySynced(Check):
                 severity=Severity.ADVICE if split is not None else None,
                 notes=[
                     *([f"an activation's gradient is reduced inside the backward ({split.place}): they may be slices of a model that is split"] if split else []),
+                    *([reduced_copies.NOTE] if copied else []),
                     f"parameters differ after {parting.num_param} of {parting.steps} steps",
                 ],
-                help="synchronise the gradient of every trained parameter",
+                help=reduced_copies.HELP if copied else "synchronise the gradient of every trained parameter",
             )
             return
 
