@@ -190,13 +190,8 @@ def _look_for_bypass(wrapped: list[Any], loss: Any, site: sites.Site) -> None:
     for one in wrapped:
         hit = [one.names[i] for i in reached if i in one.names]
         if hit:
-            S.recorder.event(
-                "bypass",
-                ddp.last_module_access() or sources.loss_made_at(site[0], site[1]) or site,
-                index=one.index,
-                num=len(hit),
-                names=hit[:20],
-            )
+            where = ddp.last_module_access() or sources.loss_made_at(site[0], site[1]) or site
+            S.recorder.event("bypass", where, index=one.index, num=len(hit), names=hit[:20])
 
 
 def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None:
