@@ -25,7 +25,7 @@ def misses(case: Case, seen: Evidence) -> list[str]:
         )
         if got != want
     ]
-    bound_s = case.bound_s * crowded()
+    bound_s = (case.bound_s + (seen.cold_s if case.reason == "timeout" else 0.0)) * crowded()
     if bound_s and (seen.verdict_after_s is None or seen.verdict_after_s > bound_s):
         wrong.append(f"the verdict came after {seen.verdict_after_s} s, not {bound_s}")
     if first is None:
@@ -47,7 +47,7 @@ def misnamed(case: Case, seen: Evidence, first: dict[str, Any]) -> list[str]:
     if case.ranks and (not first["ranks"] or not set(first["ranks"]) <= set(case.ranks)):
         wrong.append(f"culprit {first['ranks']}, not {case.ranks}")
     line, where = culprit_line(seen.source), first["where"]
-    if line and (where is None or where["line"] != line):
+    if line and (case.fresh_line or not seen.cold_s) and (where is None or where["line"] != line):
         wrong.append(f"where is {where}, not line {line}")
     if case.says and case.says not in f"{first['message']} {first['notes']}":
         wrong.append(f"{first['message']!r} does not say {case.says!r}")

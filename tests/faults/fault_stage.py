@@ -30,6 +30,7 @@ from harness.watch.view import View
 
 SCRIPT = "train.py"
 GRACE_S = 2.0
+COLD_START_S = 20.0  # torchrun's agent and its ranks import torch anew, on a busy machine; a limit of the whole run counts that
 PATIENCE_S = 120.0
 
 
@@ -44,6 +45,7 @@ class Evidence:
     run_id: str
     left: list[str]
     stored: dict[str, Any]  # report.json as it lies in the run folder
+    cold_s: float  # what fresh interpreters may need before the script begins; 0 under warm servers
 
     @property
     def errors(self) -> list[dict[str, Any]]:
@@ -55,6 +57,7 @@ class Stage:
 
     def __init__(self, parent: Path, launcher: str = "warm") -> None:
         self.parent, self.launcher = parent, launcher
+        self.cold_s = 0.0 if launcher == "warm" else COLD_START_S
         self.supervisor = driver.Supervisor()
         self.session = Session(live.Live(None, Style()), self.supervisor, driver.command, View, parent)
         self.schema = json.loads(report_json.SCHEMA_FILE.read_text())
@@ -73,7 +76,8 @@ class Stage:
     def _play(self, case: Case, folder: Path, env: dict[str, str]) -> Evidence:
         source = script(case.when, case.what, case.guard)
         (folder / SCRIPT).write_text(source)
-        flags = {"nproc": str(case.nproc), "timeout": str(case.timeout_s), "grace": str(GRACE_S), "launcher": self.launcher, "device": "cpu"}
+        timeout_s = case.timeout_s + self.cold_s
+        flags = {"nproc": str(case.nproc), "timeout": str(timeout_s), "grace": str(GRACE_S), "launcher": self.launcher, "device": "cpu"}
         if case.hang_timeout_s:
             flags["hang_timeout"] = str(case.hang_timeout_s)
         settings = resolve({**{SPELLED.get(k, k): v for k, v in flags.items()}, "no_reference": "true"}, {}, folder)
@@ -96,7 +100,7 @@ class Stage:
         after_s = (ended_ns - min(since)) / 1e9 if since else None
         left = leftovers(job.plan.run_id, before, report)
         stored = json.loads((result.folder / "report.json").read_text())
-        return Evidence(report, result.folder, source, after_s, job.plan.run_id, left, stored)
+        return Evidence(report, result.folder, source, after_s, job.plan.run_id, left, stored, self.cold_s)
 
     @contextlib.contextmanager
     def _mounted(self, folder: Path, num_bytes: int) -> Iterator[None]:
