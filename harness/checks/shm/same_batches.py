@@ -45,10 +45,13 @@ class SameBatches(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
-        alike = [team for team in teams(run) if same_work.is_same(_stepping(team))]
+        crews = teams(run)
+        alike = [team for team in crews if same_work.is_same(_stepping(team))]
         found = [group for team in alike if len(group := _training(team)) > 1]
         by_hand = [fed for team in alike if len(fed := _fed(team)) > 1] if not found else []
         if not found and not by_hand:
+            if any(len(_training(crew)) > 1 or len(_fed(crew)) > 1 for crew in crews):
+                return  # each has a work of its own
             raise NotApplicable("no worker processes train one shared model from batches that are seen")
         for fed in by_hand:
             if _same_inputs([passes.unpack(e["digests"]) for e in fed]):

@@ -52,7 +52,9 @@ def look() -> None:
     params = [ref() for ref in _leaves]
     each = digests.of_tensors(params)[1]
     # what is gone has not been updated: activations that a pipeline receives are leaves too
-    if any(p is not None and new != old for p, new, old in zip(params, each, _last, strict=False)) and not _is_moved_for_an_optimizer(params):
+    if any(p is not None and new != old for p, new, old in zip(params, each, _last, strict=False)):
+        if _is_moved_for_an_optimizer(params):
+            return  # what they were before stays what they began with
         _write(params, each)
     _last[:] = each
 
@@ -116,7 +118,7 @@ def roots_in_eval() -> bool:
 
 def remember(loss: Any) -> None:
     """Called after a backward without any optimizer so far: the leaves are what may be updated by hand, parameters where there are any."""
-    if S.steps_by_optimizer or (S.backwards > 3 and _leaves):
+    if S.steps_by_optimizer or (_leaves and (S.backwards > 3 or _counts["moved"])):
         return
     import torch
 
