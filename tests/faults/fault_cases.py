@@ -35,7 +35,6 @@ class Case:
     memory_bytes: int = 0  # limit of a control group that the script finds in FAULT_CGROUP; needs root
     says: str = ""  # part of the first error's message or notes
     sample: bool = False  # also run under torchrun
-    fresh_line: bool = True  # the line is known in a fresh interpreter too
 
 
 def hang(name: str, when: str, what: str, codes: tuple[str, ...], **more: object) -> Case:
@@ -127,7 +126,7 @@ DEATHS = (
     # ---- exits
     Case("sys_exit_number", "step", "sys.exit(3)  # culprit", ("LAU101",)),
     Case("sys_exit_text", "step", "sys.exit('no such data set')  # culprit", ("LAU101",), says="no such data set"),
-    Case("raise_system_exit", "step", "raise SystemExit('no such data set')  # culprit", ("LAU101",), says="no such data set", fresh_line=False),
+    Case("raise_system_exit", "step", "raise SystemExit('no such data set')  # culprit", ("LAU101",), says="no such data set"),
     Case("os_exit", "step", "os._exit(7)  # culprit", ("LAU101",)),
     Case("os_exit_at_start", "start", "os._exit(7)  # culprit", ("LAU101",)),
     Case("argparse_error", "start", "import argparse\nargparse.ArgumentParser().parse_args(['--lrr', '1'])  # culprit", ("LAU101",), guard=BOTH, ranks=(0, 1)),

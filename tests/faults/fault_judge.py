@@ -47,7 +47,7 @@ def misnamed(case: Case, seen: Evidence, first: dict[str, Any]) -> list[str]:
     if case.ranks and (not first["ranks"] or not set(first["ranks"]) <= set(case.ranks)):
         wrong.append(f"culprit {first['ranks']}, not {case.ranks}")
     line, where = culprit_line(seen.source), first["where"]
-    if line and (case.fresh_line or not seen.cold_s) and (where is None or where["line"] != line):
+    if line and (where is None or where["line"] != line):
         wrong.append(f"where is {where}, not line {line}")
     if case.says and case.says not in f"{first['message']} {first['notes']}":
         wrong.append(f"{first['message']!r} does not say {case.says!r}")

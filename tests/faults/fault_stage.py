@@ -76,7 +76,7 @@ class Stage:
     def _play(self, case: Case, folder: Path, env: dict[str, str]) -> Evidence:
         source = script(case.when, case.what, case.guard)
         (folder / SCRIPT).write_text(source)
-        timeout_s = case.timeout_s + self.cold_s
+        timeout_s = case.timeout_s + (self.cold_s if case.reason == "timeout" else 0.0)
         flags = {"nproc": str(case.nproc), "timeout": str(timeout_s), "grace": str(GRACE_S), "launcher": self.launcher, "device": "cpu"}
         if case.hang_timeout_s:
             flags["hang_timeout"] = str(case.hang_timeout_s)
