@@ -11,7 +11,7 @@ from typing import Any
 from harness import catalog
 from harness.errors import UsageError
 
-KEYS = {"replace", "with", "finds", "story", "env", "at"}
+KEYS = {"replace", "with", "finds", "story", "env", "at", "args"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Planted:
     story: str
     source: str  # the edited script
     lines: tuple[int, int] | None  # where the finding has to stand: the edit, or `at`; None: the edit takes a statement out
-    args: tuple[str, ...] = ()  # of the whole file: a shorter run than the scenario's own
+    args: tuple[str, ...] = ()  # its own or the whole file's: a shorter run than the scenario's
     twin_args: tuple[str, ...] = ()  # of the healthy twin, where some check needs more of a healthy run than of a faulty one; else `args`
     env: Mapping[str, str] = field(default_factory=dict)  # e.g. a stand-in device table
 
@@ -42,18 +42,19 @@ def load(scenario: str, path: Path) -> list[Planted]:
         raise UsageError(f"{path}: {error}") from None
     args = _words(table, "args", path)
     twin_args = _words(table, "twin_args", path) or args
-    return [replace(_plant(scenario, name, entry, source, path), args=args, twin_args=twin_args) for name, entry in table.items()]
+    planted = [_plant(scenario, name, entry, source, path) for name, entry in table.items()]
+    return [replace(plant, args=plant.args or args, twin_args=twin_args) for plant in planted]
 
 
-def _words(table: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
-    """Taken out of the table: what is left are plants."""
+def _words(table: dict[str, Any], key: str, where: Path | str) -> tuple[str, ...]:
+    """Taken out of the table: what is left of a file are plants."""
     words = table.pop(key, [])
     if not isinstance(words, list):
-        raise UsageError(f"{path}: {key} = {words!r} is no list of words")
+        raise UsageError(f"{where}: {key} = {words!r} is no list of words")
     return tuple(map(str, words))
 
 
-def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path: Path) -> Planted:
+def _plant(scenario: str, name: str, entry: dict[str, Any], source: str, path: Path) -> Planted:
     where = f"{path} [{name}]"
     if not isinstance(entry, dict) or not {"replace", "with", "finds"} <= set(entry) or set(entry) - KEYS:
         raise UsageError(f"{where}: needs replace, with and finds, and knows only {', '.join(sorted(KEYS))}")
@@ -70,6 +71,7 @@ def _plant(scenario: str, name: str, entry: Mapping[str, Any], source: str, path
         str(entry.get("story", "")),
         edited,
         _lines_of(edited, str(entry["at"]), where) if "at" in entry else _edited_lines(old, new, first),
+        args=_words(entry, "args", where),
         env=dict(entry.get("env", {})),
     )
 

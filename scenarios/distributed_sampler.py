@@ -24,6 +24,7 @@ on every rank; a job that stops in mid-epoch goes on with the samples that it ha
 How to run it bare:
     torchrun --standalone --nproc-per-node 2 distributed_sampler.py
     python distributed_sampler.py                          a world of one, the same code
+    torchrun --standalone --nproc-per-node 2 distributed_sampler.py --sources buckets
 
 What goes wrong in practice, all of it silently: no sampler, or a batch sampler or stream that never looks at the rank (every rank trains
 on the same samples: N GPUs do the work of one); `set_epoch` forgotten (one order for ever, also after a resume); a sampler seed that
@@ -33,7 +34,8 @@ persistent workers that hold the dataset's old epoch; a padded sampler in evalua
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
 
 import torch
@@ -44,7 +46,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, Subset, get_worker_info
 
 Sample = tuple[Tensor, Tensor]
-FEATURES, NUM_SAMPLES = 12, 320
+Step = Callable[[Tensor, Tensor], Tensor]
+FEATURES, NUM_SAMPLES, GLOBAL_BATCH = 12, 320, 32
 
 
 def start(device_option: str) -> torch.device:
@@ -194,58 +197,78 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y:
     return loss.detach()  # not the loss itself: that would keep every graph alive
 
 
+def from_sampler(step: Step, rank: int, world: int, seed: int) -> list[Tensor]:
+    """Two epochs with a worker, then the rest of a third, as in a job that was stopped after four of its batches."""
+    dataset, batch_size, curve = NoisySamples(), GLOBAL_BATCH // world, []
+    sampler = DistributedSampler(dataset, world, rank, seed=seed)
+    noise = torch.Generator().manual_seed(seed * world + rank)  # seeds the workers: others on each rank
+    loader = DataLoader(dataset, batch_size, sampler=sampler, num_workers=1, generator=noise)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            curve.append(step(x, y))
+
+    rest = ResumableSampler(dataset, world, rank, seed=seed)
+    rest.consumed = 4 * batch_size
+    rest.set_epoch(2)
+    for x, y in DataLoader(dataset, batch_size, sampler=rest):
+        curve.append(step(x, y))
+    return curve
+
+
+def from_buckets(step: Step, rank: int, world: int, seed: int) -> list[Tensor]:
+    buckets, curve = LengthBuckets(NUM_SAMPLES, GLOBAL_BATCH // world, rank, world, seed), []
+    bucket_loader = DataLoader(NoisySamples(), batch_sampler=buckets)
+    for epoch in range(3, 5):
+        buckets.set_epoch(epoch)
+        for x, y in bucket_loader:
+            curve.append(step(x, y))
+    return curve
+
+
+def from_stream(step: Step, rank: int, world: int, seed: int) -> list[Tensor]:
+    stream, curve = Stream(NUM_SAMPLES, rank, world), []
+    stream_loader = DataLoader(stream, GLOBAL_BATCH // world, num_workers=2)
+    for epoch in range(5, 7):
+        stream.epoch = epoch  # reaches the workers because they are made anew each epoch; persistent ones would keep the old value
+        for x, y in stream_loader:
+            curve.append(step(x, y))
+    return curve
+
+
+SOURCES = {"sampler": from_sampler, "buckets": from_buckets, "stream": from_stream}
+
+
+def check_learning(curve: list[Tensor], world: int) -> str:
+    losses = torch.stack(curve)
+    dist.all_reduce(losses)  # one collective for the whole curve; the mean over ranks is right because all batches are of one size
+    losses /= world
+    first, last = losses[:10].mean().item(), losses[-10:].mean().item()
+    assert last < 0.7 * first, f"loss must fall by 30 %: mean of the first ten steps {first:.4f}, of the last ten {last:.4f}"
+    return f"loss {first:.4f} -> {last:.4f} in {len(losses)} steps"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="samplers, batch samplers, streams, workers, resume", allow_abbrev=False)
+    parser.add_argument("--sources", nargs="+", choices=list(SOURCES), default=list(SOURCES), help="what to train from, in this order")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     device = start(args.device)
     rank, world = dist.get_rank(), dist.get_world_size()
-    lines = [*check_samplers(rank, world, args.seed), check_workers(rank, world, args.seed)]
+    lines = check_samplers(rank, world, args.seed)
+    if "sampler" in args.sources:  # the one whose workers draw
+        lines.append(check_workers(rank, world, args.seed))
 
     torch.manual_seed(args.seed)  # the same weights everywhere
     net = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, 1)).to(device)
     model = DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(args.seed * world + rank)  # from here on every rank draws its own noise
-    batch_size, curve = 32 // world, []
-
-    dataset = NoisySamples()
-    sampler = DistributedSampler(dataset, world, rank, seed=args.seed)
-    noise = torch.Generator().manual_seed(args.seed * world + rank)  # seeds the workers: others on each rank
-    loader = DataLoader(dataset, batch_size, sampler=sampler, num_workers=1, generator=noise)
-    for epoch in range(2):
-        sampler.set_epoch(epoch)
-        for x, y in loader:
-            curve.append(train_step(model, optimizer, x, y))
-
-    rest = ResumableSampler(dataset, world, rank, seed=args.seed)  # as in a job that was stopped after four batches of epoch 2
-    rest.consumed = 4 * batch_size
-    rest.set_epoch(2)
-    for x, y in DataLoader(dataset, batch_size, sampler=rest):
-        curve.append(train_step(model, optimizer, x, y))
-
-    buckets = LengthBuckets(NUM_SAMPLES, batch_size, rank, world, args.seed)
-    bucket_loader = DataLoader(dataset, batch_sampler=buckets)
-    for epoch in range(3, 5):
-        buckets.set_epoch(epoch)
-        for x, y in bucket_loader:
-            curve.append(train_step(model, optimizer, x, y))
-
-    stream = Stream(NUM_SAMPLES, rank, world)
-    stream_loader = DataLoader(stream, batch_size, num_workers=2)
-    for epoch in range(5, 7):
-        stream.epoch = epoch  # reaches the workers because they are made anew each epoch; persistent ones would keep the old value
-        for x, y in stream_loader:
-            curve.append(train_step(model, optimizer, x, y))
-
-    losses = torch.stack(curve)
-    dist.all_reduce(losses)  # one collective for the whole curve; the mean over ranks is right because all batches are of one size
-    losses /= world
-    first, last = losses[:10].mean().item(), losses[-10:].mean().item()
-    assert last < 0.7 * first, f"loss must fall by 30 %: mean of the first ten steps {first:.4f}, of the last ten {last:.4f}"
+    step = partial(train_step, model, optimizer)
+    lines.append(check_learning([loss for source in args.sources for loss in SOURCES[source](step, rank, world, args.seed)], world))
     if rank == 0:
-        print(*lines, f"loss {first:.4f} -> {last:.4f} in {len(losses)} steps", sep="\n")
+        print(*lines, sep="\n")
     dist.destroy_process_group()
 
 
