@@ -22,7 +22,7 @@ from typing import Any
 from .. import cuts, digests, names, sites, sources
 from ..patching import after, before, contained, quiet, wrap
 from ..state import S, mix
-from . import edits, graphs, inputs
+from . import edits, graphs, inputs, ownscales
 
 
 def note_inner_eval(module: Any) -> None:
@@ -294,6 +294,8 @@ def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any, site: sites.S
     """Before a forward, at steps with digests."""
     if model.training or S.steps < 4:
         tensors = digests.of_batch((args, kwargs))
+        if model.training and wrapped.index == 0:
+            ownscales.note(tensors)
         if tensors and tensors[0].device.type == "cpu":  # a device batch would be waited for
             digest = digests.of_tensors(tensors[:4])[0]
             S.since.batch = mix(S.since.batch, digest)

@@ -24,6 +24,7 @@ from harness.checks.dat.noise_repeats import NoiseRepeats
 from harness.checks.dat.not_sharded import NotSharded
 from harness.checks.dat.order_differs import SampleOrderDiffers
 from harness.checks.dat.other_set import SamplerOfAnotherSet
+from harness.checks.dat.own_scale import OwnScale
 from harness.checks.dat.rank_identical_rng import RankIdenticalRng
 from harness.checks.dat.resume import ShuffleRestarts
 from harness.checks.dat.seed_differs import SeedDiffers
@@ -35,10 +36,11 @@ from harness.checks.dat.worker_rng import WorkerRngIdentical
 from harness.checks.dat.workers_keep_epoch import WorkersKeepEpoch
 from harness.checks.dat.wrong_world import WrongWorld
 from harness.model import Finding, RankStacks, Severity, Where
+from harness.probe import protocol
 from harness.record import Event, Recording, Run
 
 ALL: list[type[Check]] = [
-    BatchSamplerNotSharded, EpochNotSet, FirstBatchAgain, IterableNotSharded, NotSharded, RankIdenticalRng, SampleOrderDiffers, SamplerOfAnotherSet, SeedDiffers,
+    BatchSamplerNotSharded, EpochNotSet, FirstBatchAgain, IterableNotSharded, NotSharded, OwnScale, RankIdenticalRng, SampleOrderDiffers, SamplerOfAnotherSet, SeedDiffers,
     ShardsDoNotCover, ShuffleRestarts, SplitDiffers, StrideNotWorldSize, UnevenInputs, WorkerRngIdentical, WorkersKeepEpoch, WrongWorld,
 ]  # fmt: skip
 
@@ -1099,3 +1101,36 @@ def test_seeds_of_epochs_of_their_own_or_of_other_trials_are_healthy() -> None:
     silent(NoiseRepeats, reseeded([43, 44, 45], [0, 0, 0]))
     silent(NoiseRepeats, reseeded([43, 43, 43], [0, 1, 2]))
     silent(NoiseRepeats, reseeded([43, 43, 43], [0, 0, 0], fresh=True))  # a generator of its own is drawn from
+
+
+# ---- DAT125: inputs scaled by the own share's mean and deviation ----
+def scaled(mean: tuple[float, ...] = (1.0, 5.0), after: tuple[list[int], ...] = ([4, 8], [4, 8]), cubes: tuple[float, ...] = (3.0, 4.0), read: bool = True) -> Run:
+    """Two ranks under DDP; `mean`: what each takes off its one column."""
+
+    def events(rank: int) -> list[Event]:
+        scales = [{"name": "mean", "mean": [mean[rank]], "std": [2.0]}] if read else []
+        told = event("own_scale", line=42, applied=site(43), after=after[rank], rows=60, columns=1, of=1, thirds=[cubes[rank]], scales=scales)
+        return [ddp(), event("params", opt=0, names=["w"], shapes=[[1]], ddp=[0]), *([told] if after[rank] else [])]
+
+    steps = [row(s, num_reduce=1, flags=protocol.FLAG_DDP) for s in range(8)]
+    return two(*(events(r) for r in range(2)), rows=(steps, steps))
+
+
+def test_inputs_scaled_by_the_own_share() -> None:
+    found = said(OwnScale, scaled())
+    assert (found.severity, found.where and found.where.line, found.ranks) == (Severity.WARNING, 42, (0, 1))
+    assert "1 +- 2 (rank 0), 5 +- 2 (rank 1)" in found.message
+    assert said(OwnScale, scaled(read=False)).severity is Severity.ADVICE
+
+
+@pytest.mark.parametrize(
+    "near",
+    [
+        {"mean": (1.0, 1.05)},  # shares of one shuffled set
+        {"cubes": (3.0, 3.0)},  # the ranks have the same rows
+        {"after": ([4, 8], [])},  # one rank's inputs are not
+        {"after": ([4, 8], [5, 10])},  # a chance
+    ],
+)
+def test_inputs_scaled_alike(near: dict[str, Any]) -> None:
+    silent(OwnScale, scaled(**near))
