@@ -18,7 +18,10 @@ from pathlib import Path
 from harness import catalog, replay, suppress
 from harness.looking import Interrupts
 from harness.model import Finding, Outcome, OutcomeKind, Severity
+from harness.onset import steps_until
 from harness.planning import make_job
+from harness.probe import protocol
+from harness.record import load_recordings
 from harness.report import live
 from harness.report.console import Style
 from harness.session import Session
@@ -54,6 +57,7 @@ class Tried:
     wall_s: float
     num_steps: int
     folder: str
+    onset_steps: int | None = None  # after how many steps the wanted code could be told; None: at the end, or not found
     probe_error: str = ""  # the first thing in the probe that failed: a sensor was silent, so the result says less
 
     @property
@@ -178,7 +182,11 @@ def _run_one(session: Session, trial: Trial, keep: Path | None) -> Tried:
         verdict = result.verdict
         steps = max((int(r.get("num_steps") or 0) for r in result.report.get("ranks", ())), default=0)
         failed = str((verdict.summary.get("probe") or {}).get("first_error") or "")
-        return Tried(trial, verdict.findings, verdict.outcomes, verdict.exit_code, time.monotonic() - begun, steps, str(folder), failed)
+        wall_s = time.monotonic() - begun
+        found = trial.wants is not None and any(f.code == trial.wants for f in verdict.findings)
+        recordings = load_recordings(result.folder / protocol.REC_DIR) if found else []
+        onset = steps_until(str(trial.wants), recordings, verdict.plan, session.cores)
+        return Tried(trial, verdict.findings, verdict.outcomes, verdict.exit_code, wall_s, steps, str(folder), onset, failed)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

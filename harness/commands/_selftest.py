@@ -130,24 +130,9 @@ def _table(tally: Tally) -> str:
     for tried in tally.faults:
         families.setdefault(str(tried.trial.wants)[:3], []).append(tried)
     false_alarms = Counter(f.code[:3] for t in tally.twins for f in t.alarms)
-    lines = ["family  planted  detected  right cause  right line  false alarms  wall s"]
-    for family in sorted(set(families) | set(false_alarms)):
-        group = families.get(family, [])
-        counts = (
-            len(group),
-            sum(t.detected for t in group),
-            sum(t.right_cause for t in group),
-            sum(t.right_cause and t.right_line for t in group),
-        )
-        lines.append(
-            f"{family:6s}  {counts[0]:7d}  {counts[1]:8d}  {counts[2]:11d}  {counts[3]:10d}  "
-            f"{false_alarms[family]:12d}  {sum(t.wall_s for t in group):6.1f}"
-        )
-    every = tally.faults
-    lines.append(
-        f"all     {len(every):7d}  {sum(t.detected for t in every):8d}  {sum(t.right_cause for t in every):11d}  "
-        f"{sum(t.right_cause and t.right_line for t in every):10d}  {sum(false_alarms.values()):12d}  {tally.wall_s:6.1f}"
-    )
+    lines = ["family  planted  detected  right cause  right line  steps until  at end  false alarms  wall s"]
+    lines += [_line(family, families.get(family, []), false_alarms[family]) for family in sorted(set(families) | set(false_alarms))]
+    lines.append(_line("all", tally.faults, sum(false_alarms.values()), tally.wall_s))
     lines += ["", f"{len(tally.twins)} healthy scenarios, {sum(not t.alarms and not t.exit_code for t in tally.twins)} of them sane"]
     lines += [f"wrong: {line}" for line in tally.wrong]
     lines += [
@@ -158,13 +143,25 @@ def _table(tally: Tally) -> str:
     return "\n".join(lines)
 
 
+def _line(family: str, group: list[Tried], false_alarms: int, wall_s: float | None = None) -> str:
+    """Steps until detected: the median, and the most, of those that were told while the run went on; the others were told at its end."""
+    onsets = sorted(t.onset_steps for t in group if t.onset_steps is not None)
+    at_end = sum(t.detected and t.onset_steps is None for t in group)
+    steps = f"{onsets[len(onsets) // 2]} to {onsets[-1]}" if onsets else "-"
+    return (
+        f"{family:6s}  {len(group):7d}  {sum(t.detected for t in group):8d}  {sum(t.right_cause for t in group):11d}  "
+        f"{sum(t.right_cause and t.right_line for t in group):10d}  {steps:>11s}  {at_end:6d}  {false_alarms:12d}  "
+        f"{sum(t.wall_s for t in group) if wall_s is None else wall_s:6.1f}"
+    )
+
+
 def _plain(tally: Tally) -> dict[str, Any]:
     return {
         "version": 1,
         "wall_s": round(tally.wall_s, 2),
         "faults": [
             {"name": t.trial.name, "wants": t.trial.wants, "found": [f.code for f in t.alarms], "right_cause": t.right_cause,
-             "right_line": t.right_line, "wall_s": round(t.wall_s, 2), "steps": t.num_steps} for t in tally.faults
+             "right_line": t.right_line, "wall_s": round(t.wall_s, 2), "steps": t.num_steps, "steps_until": t.onset_steps} for t in tally.faults
         ],
         "healthy": [_healthy(t, tally.unchecked.get(t.trial.name, [])) for t in tally.twins],
         "wrong": tally.wrong,
@@ -172,7 +169,8 @@ def _plain(tally: Tally) -> dict[str, Any]:
 
 
 def _healthy(tried: Tried, unchecked: list[str]) -> dict[str, Any]:
-    return {"name": tried.trial.name, "found": [f.code for f in tried.alarms], "exit_code": tried.exit_code, "unchecked": unchecked}
+    found = [f.code for f in tried.alarms]
+    return {"name": tried.trial.name, "found": found, "exit_code": tried.exit_code, "unchecked": unchecked, "wall_s": round(tried.wall_s, 2)}
 
 
 def _entry(planted: Planted) -> dict[str, Any]:
