@@ -52,8 +52,17 @@ def _behind(node: ast.AST, tree: ast.Module, trees: Trees) -> Iterator[Placed]:
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         yield from of_attribute(node.attr, trees)
     elif isinstance(node, ast.Call):
-        for _, other in trees:
-            yield from ((value, other) for function in _functions(other).get(valuesources.callee(node), ()) for value in _results(function))
+        yield from results(node, tree, trees)
+
+
+def results(call: ast.Call, tree: ast.Module, trees: Trees) -> list[Placed]:
+    """What functions of the called name return; of an object that is called, what its class's `__call__` or `forward` does."""
+    found: list[Placed] = [(v, t) for _, t in trees for function in _functions(t).get(valuesources.callee(call), ()) for v in _results(function)]
+    if found or not isinstance(call.func, (ast.Name, ast.Attribute)):
+        return found
+    made = of_name(call.func, tree, trees) if isinstance(call.func, ast.Name) else of_attribute(call.func.attr, trees)
+    kinds = {valuesources.callee(v) for v, _ in made if isinstance(v, ast.Call)}
+    return [(v, t) for _, t in trees for kind in kinds for method in _called(t).get(kind, ()) for v in _results(method)]
 
 
 def of_name(name: ast.Name, tree: ast.Module, trees: Trees) -> list[Placed]:
@@ -154,6 +163,13 @@ def _functions(tree: ast.Module) -> dict[str, list[ast.FunctionDef | ast.AsyncFu
     for function in syntax.functions(tree):
         found.setdefault(function.name, []).append(function)
     return found
+
+
+@cache
+def _called(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:
+    """Class -> what runs when an instance of it is called."""
+    classes = [n for n in syntax.nodes(tree) if isinstance(n, ast.ClassDef)]
+    return {c.name: [m for m in c.body if isinstance(m, ast.FunctionDef) and m.name in ("__call__", "forward")] for c in classes}
 
 
 @cache

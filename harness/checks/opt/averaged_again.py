@@ -4,7 +4,8 @@ What it does
     Compares the numbers that each loss is divided by, read from its graph before the backward, with the whole numbers that the ranks summed
     up by all_reduce before it. Where they are equal at every step on every rank, and the gradients are averaged, the mean is taken twice.
     So it is where the loss itself, or the one tensor that it is made of, is summed up in place and divided by the number of ranks: autograd
-    knows of the division and not of the sum.
+    knows of the division and not of the sum. And where the source divides the whole of a mean loss by the number of ranks, or a sum over the
+    batch by what it divides by the number of ranks to make the loader's batch size, and the graph has that very quotient.
 
 Why it is bad
     The gradient is that of the global mean, divided by the world size once more: a learning rate tuned on one process is wrong on N, and
@@ -17,6 +18,8 @@ Wrong
     dist.all_reduce(loss); loss /= world_size     # for the log, and then:
     loss.backward()
 
+    loss = criterion(model(x), y) / dist.get_world_size()
+
 Right
     dist.all_reduce(num_boxes)
     loss = box_error.sum() * dist.get_world_size() / num_boxes
@@ -28,7 +31,7 @@ Known limits
     Judged on the first 16 steps. Silent where a factor of the number of ranks stands near the quotient, where the source divides by the number of
     ranks before the sum, hooks gradients or multiplies the learning rate by it, and where gradients are rescaled before the step. A count that never
     varies must be the very tensor that was reduced: a Python number of the same value may be another count. A loss of which only a part was
-    reduced is not judged, nor one that another factor of the number of ranks stands over.
+    reduced is not judged, nor one that another factor of the number of ranks stands over, nor a sum of terms (one for what came from each rank).
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.opt import shares, unseen_sums
+from harness.checks.opt import shares, unseen_sums, whole_divisors
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
 from harness.record import Run
@@ -50,13 +53,16 @@ class AveragedAgain(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
         found = [s for s in shares.of(run) if s.certain]
-        unseen = unseen_sums.of(run)
+        unseen, whole = unseen_sums.of(run), whole_divisors.of(run)
         if not any(any(r.column("num_backward")) for r in run.present):
             raise NotApplicable("no backward was seen before a step")
-        if (not found and unseen is None) or not _averaged(run, facts):
+        if not (found or unseen or whole) or not _averaged(run, facts):
             return
         if unseen is not None:
             yield self._of_unseen(run, unseen)
+            return
+        if not found and whole is not None:
+            yield from self._of_whole(run, whole) if facts.wrapped and facts.num_reduce else ()
             return
         first = found[0]
         shown = ", ".join(f"{v:g}" for v in first.counts[:4])
@@ -80,6 +86,19 @@ class AveragedAgain(Check):
             ranks=run.rank_ids,
             notes=[f"at {unseen.num} of {unseen.num} backwards", *([f"the loss is made at line {unseen.made.line}"] if unseen.made else [])],
             help="reduce a `loss.detach().clone()` for the log; where the gradient is to cross the ranks, torch.distributed.nn.functional.all_reduce",
+        )
+
+    def _of_whole(self, run: Run, whole: whole_divisors.WholeDivisor) -> Iterable[Finding]:
+        by = "the number of ranks" if whole.kind == "ranks" else f"the batch of all ranks ({whole.value:g})"
+        yield self.finding(
+            f"the loss is divided by {by}, and DDP averages the gradients over the {run.world_size} ranks again: they are 1/{run.world_size} of the"
+            " global batch's",
+            where=whole.where,
+            ranks=run.rank_ids,
+            notes=[f"at {whole.num} of {whole.num} backwards that were looked at", *([f"backward at line {whole.backward.line}"] if whole.backward else [])],
+            help="leave the division out: a mean over the rank's own batch is what DDP averages"
+            if whole.kind == "ranks"
+            else "divide by the rank's own batch: DDP averages over the ranks",
         )
 
 

@@ -138,3 +138,37 @@ def test_the_sum_that_autograd_does_not_see(faulty: Run) -> None:
 )
 def test_sums_in_place_that_are_right(healthy: Run) -> None:
     assert findings(AveragedAgain, healthy) == []
+
+
+# ---- the whole of the loss, by the number of ranks or by the batch of all ranks ----
+def whole(kind: str = "ranks", *, value: float = 2.0, rows: tuple[int, ...] = (8,) * 6, ddp: bool = True, more: list[Event] | None = None, **told: Any) -> Run:
+    def told_by(rank: int) -> list[Event]:
+        bare = {"kind": kind, "at": site(20), "given": False, "made_up": False}
+        own = [bare | {"value": value if n == rows[0] else 0.0, "rows": n} | told for n in rows]
+        return [*(event("whole_divisor", line=41, s=s, **one) for s, one in enumerate(own)), *(more or [])]
+
+    return two_ranks(extra=told_by, ddp=ddp)
+
+
+def test_the_whole_loss_is_divided() -> None:
+    (found,) = findings(AveragedAgain, whole())
+    assert (found.code, found.where and found.where.line, found.ranks) == ("OPT132", 20, (0, 1))
+    (found,) = findings(AveragedAgain, whole("batch", value=16.0, rows=(8, 8, 8, 8, 8, 3)))  # the last batch is short
+    assert "the batch of all ranks (16)" in found.message
+
+
+@pytest.mark.parametrize(
+    "near",
+    [
+        {"value": 0.0},  # the graph has no such quotient, or a factor beside it
+        {"made_up": True},  # the learning rate is multiplied by the number of ranks
+        {"given": True},  # backward is handed a factor
+        {"rows": (8, 8, 8)},  # too few to tell
+        {"rows": (8, 8, 8, 8, 8, 3)},  # now and then
+        {"ddp": False},  # gradients summed by hand
+        {"more": [event("comm_hook", name="summed", module="__main__")]},  # or by a hook
+        {"more": scaled_by_hand(2.0)},
+    ],
+)
+def test_a_loss_that_is_made_up_for(near: dict[str, Any]) -> None:
+    assert findings(AveragedAgain, whole(**near)) == []
