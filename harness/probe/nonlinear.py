@@ -81,16 +81,17 @@ def look_for_pairs(frames: list[sites.Site], op: str, position: int) -> sites.Si
     place = Place(tree, syntax.function_at(tree, frames[0][1]), frames[0][1], frames)
     given = next((g for call in calls(place, op) if (g := argument(call, position)) is not None), None)
     for node in _resolved(given, place, 8) if given is not None else ():
-        sides = _sides(node)
-        if sides is None or not isinstance(node, ast.expr):
+        both = sides(node)
+        if both is None or not isinstance(node, ast.expr):
             continue
-        lists = [_collected(side, place._replace(line=node.lineno - 1)) for side in sides]
+        lists = [_collected(side, place._replace(line=node.lineno - 1)) for side in both]
         if all(lists) and _filled_together(tree, set.union(*lists)) and not _gathers(place, node.lineno):
             return (frames[0][0], node.lineno, frames[0][2])
     return None
 
 
-def _sides(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+def sides(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
+    """The factors of a product of all rows with all rows."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         left, right = node.left, node.right
     elif isinstance(node, ast.Call) and _callee(node) in ("cdist", "mm", "matmul") and len(node.args) > 1:

@@ -3,8 +3,8 @@
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
 "avg" | "max" | ...), before, after (values), rows (samples of the last batch), same (the last call reduced
 this tensor too), metric (at the first
-call of a site, as pairs, by_ranks: see nonlinear.py; chosen: see choices.py), at_t, at_y, at (time, synchronisations and step of the
-call: device tensors are read later, 16 at a time, so that no step waits for the device).
+call of a site, as pairs, by_ranks: see nonlinear.py; chosen: see choices.py; own_pairs: see owncandidates.py), at_t, at_y, at (time,
+synchronisations and step of the call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
@@ -21,7 +21,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from .. import choices, cuts, datasets, digests, nonlinear, origins, shardorder, sites, zippedparts
+from .. import choices, cuts, datasets, digests, nonlinear, origins, owncandidates, shardorder, sites, zippedparts
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -124,6 +124,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "by_ranks": _counts.get(site) == 1 and nonlinear.divided_by_ranks(site, op),
         "chosen": choices.look(site, op, 0) if _counts.get(site) == 1 else None,
         "pairs": sites.as_json(nonlinear.look_for_pairs(sites.stack(3, 4), op, 0) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
+        "own_pairs": sites.as_json(owncandidates.look(site, op) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
     }
     if tensor.numel() > MAX_NUMEL:
         fields["low"] = 0.0  # read with the sums

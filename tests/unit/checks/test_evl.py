@@ -821,6 +821,21 @@ def test_candidates_of_one_shard() -> None:
     silent(CandidatesOfOneShard, run(inputs=(3, 3)))  # every rank has the whole set
 
 
+def test_candidates_of_the_own_cut() -> None:
+    def run(pairs: bool = True, says_so: bool = True) -> Run:
+        events = []
+        for _ in range(2):
+            told = reduced([3.0], [7.0], s=2)
+            told.data["own_pairs"] = site(46) if pairs else None  # type: ignore[index]
+            events.append([*trained(0, 2), told, *([says("recall@1 0.350", s=2)] if says_so and not events else [])])
+        return two(*events)
+
+    found = said(CandidatesOfOneShard, run())
+    assert found.where and found.where.line == 46 and "1/2 of all" in found.message
+    silent(CandidatesOfOneShard, run(pairs=False))
+    silent(CandidatesOfOneShard, run(says_so=False))  # nobody is told a number
+
+
 def test_a_sampler_that_shuffles_has_no_order_of_the_data_set() -> None:
     dealt = ([3, 7, 1, 9, 0], [2, 8, 5, 4, 6])
     own = []
