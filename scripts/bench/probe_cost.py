@@ -7,7 +7,8 @@ by the clock, and by the CPU time of the thread that trains, which another proce
 
 What the probe adds to a step depends on the model's layers, parameters and batch and not on how long its convolutions take, while the noise of
 a step grows with them. So ResNet-18 is measured a second time behind a pooling of its images, which leaves all that the probe reads as it was
-and takes most of the computing away: that gives the microseconds, to be held against the whole step.
+and takes most of the computing away: that gives the microseconds, to be held against the whole step. There the recorder goes on and off from step
+to step: hundreds of pairs make up for what is left of the noise.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import tempfile
 import time
 from pathlib import Path
 
-# steps a block, batch, pairs of blocks, steps before the first block, pooling: from the 1,024th on one step in 64 is looked at whole, as in a
-# long run, so a block that is to tell its cost has 64 steps
+# steps a block, batch, pairs of blocks, steps before the first block, pooling. In the first 256 steps each is looked at whole, from the 1,024th on
+# one in 64, as in a long run: the median of a long run is that of the other 63, and the first steps tell what the one costs
 MODELS = {
     "resnet18": (2, 16, 24, 6, 1),
     "resnet18 of a long run": (2, 16, 24, 1100, 1),
-    "resnet18, pooled": (2, 16, 60, 6, 8),
-    "resnet18 of a long run, pooled": (64, 16, 40, 1100, 8),
+    "resnet18, pooled": (1, 16, 120, 6, 8),
+    "resnet18 of a long run, pooled": (1, 16, 600, 1100, 8),
     "tiny": (25, 32, 400, 1100, 1),
 }
 
