@@ -7,17 +7,37 @@ with nothing but elementwise operations between, and whose other operand carries
 from __future__ import annotations
 
 import ast
+import math
 from typing import Any
 
-from . import cuts, sites, syntax, valuesources
+from . import cuts, roots, sites, syntax, valuesources
 
 MAX_NODES, MAX_CHAIN, MAX_DRAWS = 96, 12, 200
 LOSSES = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0")  # these expand what they are given
-ELEMENTWISE = ("Sigmoid", "Softplus", "Tanh", "Relu", "LeakyRelu", "Exp", "Mul", "Div", "Add", "Clamp", "Neg", "Squeeze", "ToCopy", "_DDPSink")
+ELEMENTWISE = (
+    "Sigmoid",
+    "Softplus",
+    "Tanh",
+    "Relu",
+    "LeakyRelu",
+    "Exp",
+    "Mul",
+    "Div",
+    "Add",
+    "Clamp",
+    "Neg",
+    "Squeeze",
+    "ToCopy",
+    "_DDPSink",
+)
 # what makes an axis, or a matrix of all pairs: wherever one of these stands beside the loss, the N x N may be meant
 SHAPING = {"unsqueeze", "expand", "expand_as", "view", "view_as", "reshape", "T", "mT", "t", "transpose", "permute", "outer", "cdist", "newaxis", "eye",
            "meshgrid", "einsum", "broadcast_to", "broadcast_tensors", "repeat", "tile", "stack", "cat", "matmul", "mm", "kron", "combinations", "vmap",
            "rearrange", "swapaxes", "movedim", "atleast_2d", "column_stack", "repeat_interleave", "outer_product", "cartesian_prod"}  # fmt: skip
+# what compares the numbers of a row, or tells rows from columns: all pairs are meant, as in a contrastive loss
+APART = {"LogSoftmax", "Softmax", "Logsumexp", "NllLoss", "Max", "Min", "Amax", "Amin", "Diagonal", "Triu", "Tril", "Gather", "Index", "Sort", "Topk",
+         "Cumsum", "Median", "Kthvalue", "Std", "Var", "LinalgVectorNorm", "Norm"}  # fmt: skip
+LINEAR = {"Sum", "Mean", "Add", "Sub", "Mul", "Div", "Neg", "View", "Squeeze", "ToCopy"}  # of the rows' sums: as good as one sum of all
 Shape = tuple[int, ...]
 _drawn: list[Any] = [0, []]  # batches so far, (shape, whether floating point) of the tensors of the last
 
@@ -37,34 +57,36 @@ def found(root: Any, shapes: list[tuple[Shape, bool]] | None = None) -> tuple[Sh
     while todo and len(seen) < MAX_NODES:
         node, above = todo.pop(0)
         name = type(node).__name__
-        if (name == "SubBackward0" or (name == "ExpandBackward0" and above in LOSSES)) and _shape(node) == (rows, rows):
+        if (name == "SubBackward0" or (name == "ExpandBackward0" and above in LOSSES)) and roots.shape_of(node) == (rows, rows):
             predicted = _predicted(node, rows)
             target = (rows,) if predicted == (rows, 1) else (rows, 1)
             if predicted and (target, True) in shapes and (predicted, True) not in shapes:
                 return predicted, target
-        for below, _ in node.next_functions:
+        for below, _ in () if _apart(node, rows) else node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 todo.append((below, name))
     return None
 
 
-def _shape(node: Any) -> Shape:
-    told = getattr(node, "_input_metadata", None)
-    return tuple(told[0].shape) if told else ()
+def _apart(node: Any, rows: int) -> bool:
+    """Whether a node on the way from the loss tells the rows of a matrix from its columns."""
+    kind, shape = type(node).__name__.split("Backward")[0], roots.shape_of(node)
+    partial = math.prod(shape) > 1 and shape != (rows, rows)
+    return kind in APART or (partial and kind not in LINEAR)
 
 
 def _predicted(node: Any, rows: int) -> Shape:
     """The shape of the one operand with a gradient, if a linear layer of one output made it and nothing of it depends on as many numbers as rows."""
     operands = [n for n, _ in node.next_functions if n is not None]
-    given = _shape(operands[0]) if len(operands) == 1 else ()
+    given = roots.shape_of(operands[0]) if len(operands) == 1 else ()
     one = operands[0] if given in ((rows, 1), (rows,)) else None
     for _ in range(MAX_CHAIN):
-        if one is None or _shape(one) not in ((rows, 1), (rows,)):
+        if one is None or roots.shape_of(one) not in ((rows, 1), (rows,)):
             return ()
         name = type(one).__name__
         if name == "AddmmBackward0":
-            return given if _shape(one) == (rows, 1) else ()
+            return given if roots.shape_of(one) == (rows, 1) else ()
         following = [n for n, _ in one.next_functions if n is not None]
         one = following[0] if len(following) == 1 and name.split("Backward")[0] in ELEMENTWISE else None
     return ()
@@ -115,9 +137,15 @@ def _shapes(node: ast.AST) -> bool:
     if isinstance(node, ast.Subscript):
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         return any(isinstance(p, ast.Constant) and p.value is None for p in parts)
-    name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else ""
+    name = (
+        node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) else ""
+    )
     return name in SHAPING or (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))
 
 
 def _difference(node: ast.AST) -> bool:
-    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not any(isinstance(n, ast.Constant) for n in (node.left, node.right))
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Sub)
+        and not any(isinstance(n, ast.Constant) for n in (node.left, node.right))
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 
@@ -34,6 +35,40 @@ def root_of(loss: Any) -> tuple[list[str], str, bool]:
             break
         node = following[0]
     return chain, reduction, scaled
+
+
+def of_terms(loss: Any, rows: int) -> bool:
+    """Whether the sum at the root adds up numbers that were stacked one by one and are no sums themselves, in another count than the batch's rows:
+    tasks or layers, and not samples."""
+    node = loss.grad_fn
+    for _ in range(6):
+        if node is None or type(node).__name__ == "SumBackward0":
+            break
+        node = next((n for n, _ in node.next_functions if n is not None), None)
+    sizes = tuple(getattr(node, "_saved_self_sym_sizes", None) or ())
+    stack = _stacked(node, sizes) if len(sizes) == 1 and rows and sizes[0] != rows else None
+    terms = [n for n, _ in stack.next_functions if n is not None] if stack is not None else []
+    return bool(terms) and all(math.prod(shape_of(t)) == 1 and root_of(SimpleNamespace(grad_fn=t))[1] != "sum" for t in terms)
+
+
+def _stacked(node: Any, sizes: tuple[int, ...]) -> Any:
+    """The stack or cat below a node, with nothing but operations of the same shape between."""
+    todo, seen = [n for n, _ in node.next_functions], set[Any]()
+    while todo and len(seen) < 32:
+        one = todo.pop(0)
+        if one is None or one in seen or shape_of(one) != sizes:
+            continue
+        if type(one).__name__ in ("StackBackward0", "CatBackward0"):
+            return one
+        seen.add(one)
+        todo.extend(n for n, _ in one.next_functions)
+    return None
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    """Of what a node made; () where torch does not tell, as for a number."""
+    told = getattr(node, "_input_metadata", None)
+    return tuple(told[0].shape) if told else ()
 
 
 def divisor_of(loss: Any) -> float | None:
@@ -70,7 +105,9 @@ def is_surrogate(loss: Any) -> bool:
     node = loss.grad_fn
     while node is not None and type(node).__name__ in ("SumBackward0", "SumBackward1", "ViewBackward0", "ReshapeAliasBackward0"):
         node = node.next_functions[0][0] if node.next_functions else None
-    for name in ("other", "self") if type(node).__name__ == "MulBackward0" else ("tensor", "self") if type(node).__name__ == "DotBackward0" else ():
+    for name in (
+        ("other", "self") if type(node).__name__ == "MulBackward0" else ("tensor", "self") if type(node).__name__ == "DotBackward0" else ()
+    ):
         raw = getattr(node, f"_raw_saved_{name}", None)
         factor = getattr(node, f"_saved_{name}", None) if raw is not None and getattr(raw, "unpack_hook", raw) is None else None
         if factor is not None and not factor.requires_grad and factor.is_floating_point() and factor.numel() > 1:

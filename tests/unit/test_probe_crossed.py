@@ -44,6 +44,17 @@ def test_not_crossed() -> None:
     assert found((y - torch.nn.Linear(3, N)(x)).square().mean()) is None  # quantiles, as many as samples
 
 
+def test_pairs_that_are_meant() -> None:
+    difference = net(x) - y
+    assert found(F.cross_entropy(-difference.square(), torch.arange(N))) is None
+    assert found(difference.square().neg().logsumexp(1).mean()) is None
+    assert found(difference.abs().min(1).values.mean()) is None
+    assert found(difference.square().sum(1).log().mean()) is None
+    assert found(difference.square().triu(1).mean()) is None
+    assert found(difference.square().sum(1).mean()) == ((N, 1), (N,))  # as good as one sum of all
+    assert found(difference.square().mean().sqrt()) == ((N, 1), (N,))
+
+
 LOSS = "def pinball(pred, target):\n    error = target - pred\n    return error.abs().mean()\n\n\n"
 STEP = "def train(model, loader):\n    for x, y in loader:\n        loss = pinball(model(x), y)\n        loss.backward()\n"
 
@@ -52,7 +63,10 @@ STEP = "def train(model, loader):\n    for x, y in loader:\n        loss = pinba
     ("source", "meant"),
     [
         (LOSS + STEP, False),
-        ("class Net:\n    def forward(self, x):\n        return self.head(x.view(2, -1))\n\n\n" + LOSS + STEP, False),  # no part of the loss
+        (
+            "class Net:\n    def forward(self, x):\n        return self.head(x.view(2, -1))\n\n\n" + LOSS + STEP,
+            False,
+        ),  # no part of the loss
         (LOSS.replace("target - pred", "target[None] - pred") + STEP, True),
         (LOSS.replace("target - pred", "target - pred.T") + STEP, True),
         (LOSS + STEP.replace("pinball(model(x), y)", "pinball(model(x), y.view(1, -1))"), True),

@@ -40,8 +40,9 @@ UNGRADED_STEPS = steps.UNGRADED_STEPS
 def _describe(loss: Any, site: sites.Site) -> None:
     from_scaler = scales.from_scaler(loss)
     base = from_scaler[1]() if from_scaler is not None else loss
-    chain, reduction, scaled = roots.root_of(base if base is not None else loss)
-    if reduction == "sum" and S.since.num_backward and roots.is_surrogate(loss):
+    whole = base if base is not None else loss
+    chain, reduction, scaled = roots.root_of(whole)
+    if reduction == "sum" and ((S.since.num_backward and roots.is_surrogate(loss)) or roots.of_terms(whole, S.batch_rows)):
         reduction = ""
     key = (site[0], site[1])
     text = f"{chain[:3]}{reduction}{scaled}"
@@ -121,7 +122,10 @@ def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
         reached.look(loss)
     since.num_backward += 1
     S.backwards += 1
-    S.loss, S.loss_site = _value(loss) if given is None or loss.numel() == 1 else None, site  # else an output between two stages of a pipeline
+    S.loss, S.loss_site = (
+        _value(loss) if given is None or loss.numel() == 1 else None,
+        site,
+    )  # else an output between two stages of a pipeline
     if loss.grad_fn is not None:
         if S.steps < 24 and (divisor := roots.divisor_of(loss)) is not None:
             made = site if "/" in sites.text(site) else sources.loss_made_at(site[0], site[1]) or site
