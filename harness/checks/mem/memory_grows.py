@@ -22,7 +22,8 @@ Known limits
     Needs 50 steps; shorter runs are inconclusive. A run that ends within its first pass over the data gives advice only. Pages of mapped
     files do not count. Which line allocates is a sample (10 a second), so the place is likely, not certain; where the training loop adds
     to one container only, that statement is named instead, and so is a `functools.lru_cache` without a bound that keeps tensors and was never
-    hit. Advice only where deques with a bound that is not reached yet, such as a replay buffer, hold a good part of what was gained.
+    hit. Advice only where a good part of what was gained is in deques with a bound that is not reached yet, or in blocks that were
+    allocated before (`np.zeros`) and are touched for the first time, such as a replay buffer's, or was freed and is kept by malloc.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ WARN_GROWTH, WARN_SLOPE = 200 * series.MB, 2 * series.MB  # in all, and a step: 
 WARN_RATE = 1000 * series.MB / 10_000  # bytes a step
 WARN_LEAST = 32 * series.MB  # a heap that settles: memory_growth without a probe gains 22 MB in 230 steps, and stops at 60 MB
 UNFILLED = 0.25  # of the growth, told once at a growth of 8, 32 and 128 MB: what a replay buffer holds by then
+FILLED, KEPT, HELD = 0.5, 0.5, 0.1  # of the growth by then: what is touched of old blocks, what malloc keeps, what the program holds
 WARM_UP = 0.2
 
 
@@ -70,26 +72,48 @@ class MemoryGrows(Check):
             added = []  # the cache grows by itself; what the loop adds to need not
         large = trend.growth >= WARN_GROWTH and trend.slope >= WARN_SLOPE
         strong = (trend.slope >= WARN_RATE or large) and trend.growth >= WARN_LEAST and _beyond_first_pass(recording)
-        unfilled = max((number(e["unfilled_bytes"]) for e in recording.of("keepers")), default=0)
-        bounded = unfilled >= UNFILLED * trend.growth
+        harmless = _harmless(recording, trend.growth)
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
             where=caches[0][0] if caches else added[0] if len(added) == 1 else place,
             ranks=[rank for rank, _, _ in growing],
-            severity=None if strong and not bounded else Severity.ADVICE,
+            severity=None if strong and not harmless else Severity.ADVICE,
             notes=[
                 f"rank {rank}: slope {_size(trend.slope)} +- {_size(trend.error)} a step over {recording.num_rows} rows, "
                 f"{trend.rising} of {trend.num_blocks - 1} blocks higher than the one before",
                 *([f"{share:.0%} of the growth seen by sampling was at line {place.line}"] if place is not None else []),
                 *(f"the lru_cache of `{w.function}` keeps {num} results and was never hit: tensors hash by identity" for w, num in caches),
-                *([f"deque(maxlen=...) that are not full yet hold {_size(unfilled)} of it: it ends when they are"] if bounded else []),
+                *harmless,
                 *([f"the loop adds to containers at lines {', '.join(str(w.line) for w in added)}"] if len(added) > 1 else []),
             ],
-            help="take the cache off this function, or key it by what repeats (a size, an index)"
-            if caches
-            else "look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or "
-            "clear it every epoch",
+            help=_help(bool(caches), bool(harmless)),
         )
+
+
+def _help(caches: bool, harmless: bool) -> str:
+    if harmless:
+        return "nothing to mend where that fits into memory: it ends by itself"
+    if caches:
+        return "take the cache off this function, or key it by what repeats (a size, an index)"
+    return "look for a container that is never emptied: keep numbers (`.item()`), bound it (`deque(maxlen=...)`), or clear it every epoch"
+
+
+def _harmless(recording: Recording, growth: float) -> list[str]:
+    """What ends by itself and is a good part of the growth, by the last look at what memory holds: empty where a leak is as likely."""
+    looks = recording.of("keepers")
+    told: list[str] = []
+    unfilled = max((number(e["unfilled_bytes"]) for e in looks), default=0)
+    if unfilled >= UNFILLED * growth:
+        told.append(f"deque(maxlen=...) that are not full yet hold {_size(unfilled)} of it: it ends when they are")
+    if looks and (grown := number(looks[-1]["grown"])) > 0:
+        filled, held, kept = (number(looks[-1][name]) for name in ("filled", "held", "kept"))
+        if filled >= FILLED * grown:
+            where = "blocks that were allocated before and are touched for the first time"
+            told.append(f"{_size(filled)} of {_size(grown)} were in {where}: it ends when they are full")
+        elif kept >= KEPT * grown and held <= HELD * grown:
+            where = "between small blocks that live on (MALLOC_MMAP_THRESHOLD_=65536 avoids it)"
+            told.append(f"{_size(kept)} of {_size(grown)} were freed again and are kept by malloc, {where}")
+    return told
 
 
 def _caches(recording: Recording) -> list[tuple[Where, int]]:

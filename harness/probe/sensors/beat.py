@@ -11,7 +11,7 @@ Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[sit
 in); only while memory moves.
 Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
 container; caches [[site of the function, results kept]] of lru_caches that keep tensors and were never hit; unfilled_bytes (in deques whose
-bound is not reached yet).
+bound is not reached yet); grown, and of that filled, held, kept (bytes, see heap.py).
 Event "profile" (every minute of training and at the end): samples, lines [[site, samples in which the main thread was there, in no
 collective and no backward]], load (1 minute load average of the host).
 Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
@@ -26,7 +26,7 @@ import threading
 import time
 from typing import Any
 
-from .. import conditions, hitless, keepers, protocol, sites, unfilled
+from .. import conditions, heap, hitless, keepers, protocol, sites, unfilled
 from ..arm import at_close
 from ..patching import before
 from ..state import S
@@ -69,7 +69,7 @@ class Beat:
         self.looks = 0
         self.lines: dict[sites.Site, int] = {}
         self.profiled = 0
-        self.base_bytes = 0  # resident at the 8th step
+        self.base_bytes, self.base_heap = 0, heap.NONE  # at the 8th step
         self.tell_keepers_at = KEEPERS_BYTES
         self.kills = memory.oom_kills()
 
@@ -164,13 +164,15 @@ class Beat:
             self.tell()
 
     def look_for_keepers(self, now_bytes: int) -> None:
-        self.base_bytes = self.base_bytes or now_bytes
+        if not self.base_bytes:
+            self.base_bytes, self.base_heap = now_bytes, heap.now()
         if now_bytes - self.base_bytes >= self.tell_keepers_at and S.loss_site is not None:
             self.tell_keepers_at *= 4
             found = keepers.candidates(S.loss_site)
             caches = [[sites.as_json(site), num] for site, num in hitless.caches(S.steps)[:4]]
             told = [sites.as_json(s) for s in found[:8]]
-            self.recorder.event("keepers", S.loss_site, statements=told, caches=caches, unfilled_bytes=unfilled.held_bytes())
+            parts = {"grown": now_bytes - self.base_bytes, **heap.since(self.base_heap)}
+            self.recorder.event("keepers", S.loss_site, statements=told, caches=caches, unfilled_bytes=unfilled.held_bytes(), **parts)
 
     def tell(self) -> None:
         samples, self.samples = self.samples, []

@@ -102,6 +102,22 @@ def test_a_replay_buffer_that_is_not_full_yet_is_no_leak(held: int, severity: Se
     assert found.severity is severity
 
 
+@pytest.mark.parametrize(
+    ("parts", "severity"),
+    [
+        ({"grown": 32, "filled": 30, "held": 0, "kept": 0}, Severity.ADVICE),  # an array that is filled for the first time
+        ({"grown": 32, "filled": 4, "held": 28, "kept": 0}, Severity.WARNING),
+        ({"grown": 32, "filled": 0, "held": 1, "kept": 30}, Severity.ADVICE),  # a heap in holes
+        ({"grown": 32, "filled": 0, "held": 14, "kept": 18}, Severity.WARNING),  # holes between what leaks
+        ({"grown": 32, "filled": 0, "held": 0, "kept": 0}, Severity.WARNING),  # not malloc's
+    ],
+)
+def test_memory_that_nobody_holds_or_that_was_there_is_no_leak(parts: dict[str, int], severity: Severity) -> None:
+    told = event("keepers", s=60, statements=[], unfilled_bytes=0, **{name: value * MB for name, value in parts.items()})
+    (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s, events=(told,))]))
+    assert found.severity is severity
+
+
 def test_only_deques_that_have_room_count() -> None:
     def held(maxlen: int | None) -> int:
         before = unfilled.held_bytes()
