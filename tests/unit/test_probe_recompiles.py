@@ -45,6 +45,12 @@ def test_a_number_that_changes_in_every_step(told: list[dict[str, Any]]) -> None
     assert told[0]["site"] == ("/u/train.py", 7, "forward") and told[0]["expression"] == "self.seen"
 
 
+def test_the_last_of_them_is_told_at_the_end(told: list[dict[str, Any]]) -> None:
+    compile_all([f"self.width == {n}" for n in range(8)])
+    recompiles._tell_at_the_end()
+    assert [(e["num"], e["last"]) for e in told] == [(6, 5), (8, 7)] and told[-1]["limit"] >= 8
+
+
 @pytest.mark.parametrize(
     "reasons",
     [

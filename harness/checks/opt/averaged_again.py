@@ -49,6 +49,7 @@ class AveragedAgain(Check):
     code = "OPT132"
     name = "divided-by-all-and-averaged"
     severity = Severity.WARNING
+    explains = ("EVL107",)  # a mean of such losses is too small by the same number
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from harness.model import Where
-from harness.record import Event, Run, where_of
+from harness.record import Event, Recording, Run, where_of
 
 MIN_BACKWARDS = 4
 
@@ -28,9 +28,15 @@ def of(run: Run) -> WholeDivisor | None:
     if any(not e["value"] or e["given"] or e["made_up"] for own in told for e in own):
         return None
     first = told[0][0]
+    if first["kind"] == "ranks" and any(_usual_backwards(r) == first["value"] for r in run.present):
+        return None  # the mean over as many micro-batches
     if len({(e["kind"], e.where, e["value"]) for own in told for e in own}) != 1:
         return None
     return WholeDivisor(str(first["kind"]), where_of(first["at"]), first.where, float(first["value"]), len(told[0]))
+
+
+def _usual_backwards(recording: Recording) -> int:
+    return Counter(recording.column("num_backward")).most_common(1)[0][0] if recording.num_rows else 0
 
 
 def _whole(events: list[Event]) -> list[Event]:

@@ -30,6 +30,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Event, Recording, Run, number
 
 MIN_STEPS = 8  # of the training, that go by while the blocks are made
@@ -53,20 +54,16 @@ class BlocksLeft(Check):
             f"{number(worst['num'])} blocks of shared memory and more made by this statement are closed and never unlinked: they fill /dev/shm",
             where=worst.where,
             ranks=sorted({p.env_rank for p, e in found if e.where == worst.where and p.env_rank >= 0}),
-            notes=["each still has its name in /dev/shm when its rank ends: close() gives back the view of one process, not the block"],
+            notes=["each still has its name in /dev/shm when the last rank of its host ends: close() gives back the view of one process, not the block"],
             help="call `block.unlink()` once a block, in the process that is the last to read it, or write to a few blocks in turn",
         )
 
 
 def _stay(run: Run, maker: Recording, made: Event) -> bool:
-    """Nearly all of these blocks are there when the rank that they belong to has done what it does at its end."""
-    left = {
-        inode
-        for p in run.processes
-        if p.role == "main" and (p.env_rank, p.start.get("host")) == (maker.env_rank, maker.start.get("host"))
-        for e in p.of("blocks_left")
-        for inode in _numbers(e["inodes"])
-    }
+    """Nearly all of these blocks are there when the last rank of their host has done what it does at its end: who reads last unlinks."""
+    ranks = [p for p in run.processes if p.role == "main" and p.start.get("host") == maker.start.get("host")]
+    last = max(ranks, key=lambda p: max((e.t_ns for e in p.of(protocol.END)), default=0), default=None)
+    left = {inode for e in (last.of("blocks_left") if last is not None else ()) for inode in _numbers(e["inodes"])}
     return len(left.intersection(_numbers(made["inodes"]))) >= SHARE * number(made["num"], 1)
 
 

@@ -48,11 +48,22 @@ def note(op: str, args: Any, kwargs: Any, work: Any, site: sites.Site) -> None:
 
     if type(work) is not Work or not _by_user(sys._getframe(2)) or len(_open) >= MAX_OPEN:
         return
+    gradient_only = op == "reduce" and _sends_only(args, kwargs)
     tensors = [a for a in (*args, *kwargs.values()) if hasattr(a, "numel") and hasattr(a, "is_cpu")]
     if not tensors or not tensors[0].is_cpu:
         return
-    _patch(Work)
-    follow(work, Handle(op, site, tensors[0], collectives.is_gradient(tensors[0])))
+    grad = collectives.is_gradient(tensors[0])
+    if grad or not gradient_only:
+        _patch(Work)
+        follow(work, Handle(op, site, tensors[0], grad))
+
+
+def _sends_only(args: Any, kwargs: Any) -> bool:
+    """Whether the result of a reduce goes to another rank: this one may go on, as who broadcasts may, and has no result to wait for."""
+    import torch.distributed as dist
+
+    dst = kwargs.get("dst", args[1] if len(args) > 1 else None)
+    return isinstance(dst, int) and dst != dist.get_rank()
 
 
 def follow(work: Any, handle: Handle) -> None:

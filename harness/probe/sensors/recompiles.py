@@ -2,8 +2,8 @@
 
 torch.compile takes an attribute such as `self.num_calls` for a constant, guards on its value, and compiles anew when that has changed. dynamo
 keeps the reasons of its last 64 compilations; they are read at each step, where there are new ones.
-Event "recompiled" (at 6, 12, 24, 48, ... of one frame and expression): site (the line that reads the number), expression, num (compilations with as
-many different values), first, last (the steps in which they were), seconds (all of them together).
+Event "recompiled" (at 6, 12, 24, 48, ... of one frame and expression, and at the end): site (the line that reads the number), expression, num (compilations with as
+many different values), first, last (the steps in which they were), seconds (all of them together), limit (how many torch allows).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import sites
+from ..arm import at_close
+from ..patching import quiet
 from ..state import S
 from . import steps
 
@@ -27,10 +29,16 @@ STACK = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 @dataclass
 class _Frame:
     first: int
+    site: sites.Site = sites.UNKNOWN
     values: set[str] = field(default_factory=set)
     in_steps: set[int] = field(default_factory=set)
     seconds: float = 0.0
     told: int = 0
+    last: int = 0  # the step of the last compilation
+
+    @property
+    def num(self) -> int:
+        return min(len(self.values), len(self.in_steps))
 
 
 _frames: dict[tuple[Any, ...], _Frame] = {}
@@ -67,11 +75,24 @@ def note(reason: Any, file: Any, line: Any, name: Any, seconds: Any) -> None:
     frame.values.add(found[1])
     frame.in_steps.add(S.steps)
     frame.seconds += float(seconds or 0)
-    num = min(len(frame.values), len(frame.in_steps))
-    if num >= max(FIRST, 2 * frame.told):
-        frame.told = num
-        site = place(reason, file, int(line or 0), str(name or ""))
-        S.recorder.event("recompiled", site, expression=found[0][:120], num=num, first=frame.first, last=S.steps, seconds=round(frame.seconds, 2))
+    frame.last, frame.site = S.steps, place(reason, file, int(line or 0), str(name or ""))
+    if frame.num >= max(FIRST, 2 * frame.told):
+        frame.told = frame.num
+        _tell(frame, found[0])
+
+
+def _tell(frame: _Frame, expression: str) -> None:
+    S.recorder.event(
+        "recompiled", frame.site, expression=expression[:120], num=frame.num, first=frame.first, last=frame.last, seconds=round(frame.seconds, 2),
+        limit=int(getattr(getattr(sys.modules.get("torch._dynamo"), "config", None), "recompile_limit", 8)),
+    )  # fmt: skip
+
+
+@quiet
+def _tell_at_the_end() -> None:
+    for key, frame in _frames.items():
+        if frame.told and frame.num > frame.told:
+            _tell(frame, key[2])
 
 
 def _at_step(optimizer: Any, witness: Any, params: Any = None) -> None:
@@ -88,5 +109,6 @@ def _at_step(optimizer: Any, witness: Any, params: Any = None) -> None:
 
 
 def arm() -> None:
+    at_close.append(_tell_at_the_end)
     steps.at_step.append(_at_step)
     steps.at_light_step.append(_at_step)

@@ -97,3 +97,9 @@ def test_what_was_waited_for_is_nobodys_business(said: list[tuple[str, bool]]) -
     del work, works
     handles._at_step(torch.optim.SGD([weight], lr=0.1))
     assert said == []
+
+
+@pytest.mark.parametrize(("args", "kwargs", "sends"), [((None, 0), {}, False), ((None, 1), {}, True), ((None,), {"dst": 1}, True), ((None,), {"group_dst": 1}, False)])
+def test_who_only_sends_into_a_reduce_has_nothing_to_wait_for(monkeypatch: pytest.MonkeyPatch, args: Any, kwargs: Any, sends: bool) -> None:
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    assert handles._sends_only(args, kwargs) is sends

@@ -401,10 +401,10 @@ def test_ranks_that_bind_themselves_to_one_core(calls: list[tuple[list[int], lis
 
 
 # ---- PRF114: compiled in every step ----
-def recompiled(num: int, last: int, *, compiled: bool = True) -> Run:
-    told = [event("recompiled", line=7, expression="self.seen", num=num, first=1, last=last, seconds=4.5)] if num else []
+def recompiled(num: int, last: int, *, compiled: bool = True, steps: int = 1, limit: int = 64) -> Run:
+    told = [event("recompiled", line=7, expression="self.seen", num=num, first=1, last=last, seconds=4.5, limit=limit)] if num else []
     begun = [event("compile", line=3)] if compiled else []
-    return run([recording([event("pg", done=True, rank=r, world_size=2), *begun, *told], [row(0)], rank=r) for r in range(2)])
+    return run([recording([event("pg", done=True, rank=r, world_size=2), *begun, *told], [row(s) for s in range(steps)], rank=r) for r in range(2)])
 
 
 def test_compiled_in_every_step() -> None:
@@ -417,3 +417,9 @@ def test_compilations_that_are_healthy() -> None:
     assert findings(CompiledEveryStep, recompiled(0, 0)) == []  # shapes at the start
     assert findings(CompiledEveryStep, recompiled(0, 0, compiled=False)) == []
     assert findings(CompiledEveryStep, recompiled(6, 80)) == []  # a number that changes once an epoch
+    assert findings(CompiledEveryStep, recompiled(8, 8, steps=160)) == []  # a few values that come back
+
+
+def test_torch_has_given_up_compiling() -> None:
+    (found,) = findings(CompiledEveryStep, recompiled(8, 8, steps=160, limit=8))
+    assert found.code == "PRF114"

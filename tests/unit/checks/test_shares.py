@@ -141,13 +141,15 @@ def test_sums_in_place_that_are_right(healthy: Run) -> None:
 
 
 # ---- the whole of the loss, by the number of ranks or by the batch of all ranks ----
-def whole(kind: str = "ranks", *, value: float = 2.0, rows: tuple[int, ...] = (8,) * 6, ddp: bool = True, more: list[Event] | None = None, **told: Any) -> Run:
+def whole(
+    kind: str = "ranks", *, value: float = 2.0, rows: tuple[int, ...] = (8,) * 6, ddp: bool = True, more: list[Event] | None = None, backwards: int = 1, **told: Any
+) -> Run:
     def told_by(rank: int) -> list[Event]:
         bare = {"kind": kind, "at": site(20), "given": False, "made_up": False}
         own = [bare | {"value": value if n == rows[0] else 0.0, "rows": n} | told for n in rows]
         return [*(event("whole_divisor", line=41, s=s, **one) for s, one in enumerate(own)), *(more or [])]
 
-    return two_ranks(extra=told_by, ddp=ddp)
+    return two_ranks(extra=told_by, ddp=ddp, each=lambda rank, step: {"num_backward": backwards})
 
 
 def test_the_whole_loss_is_divided() -> None:
@@ -168,6 +170,7 @@ def test_the_whole_loss_is_divided() -> None:
         {"ddp": False},  # gradients summed by hand
         {"more": [event("comm_hook", name="summed", module="__main__")]},  # or by a hook
         {"more": scaled_by_hand(2.0)},
+        {"backwards": 2},  # the mean over as many micro-batches
     ],
 )
 def test_a_loss_that_is_made_up_for(near: dict[str, Any]) -> None:

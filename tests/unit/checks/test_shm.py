@@ -530,3 +530,14 @@ def test_blocks_that_are_meant() -> None:
     assert findings(BlocksLeft, blocks(everything, first=0, last=5)) == []  # a ring that fills while the first batches come
     assert findings(BlocksLeft, blocks([n + 1000 for n in everything])) == []  # another rank's, which goes on
     assert findings(BlocksLeft, blocks(everything, exits=(1,))) == []  # it died before it could unlink them
+
+
+@pytest.mark.parametrize(("reader_unlinks", "codes"), [(True, []), (False, ["SHM113"])])
+def test_the_rank_that_ends_last_decides(reader_unlinks: bool, codes: list[str]) -> None:
+    everything = list(range(1, 65))
+    made = event("blocks", line=22, t=1_600_000_000, num=64, first_t=1_000_000_000, inodes=everything)
+    left = event("blocks_left", inodes=everything)
+    rows = [row(s) for s in range(70)]
+    maker = recording([made, left, event("end", t=2_000_000_000, how="exit", steps=70)], rows)
+    reader = recording([*([] if reader_unlinks else [left]), event("end", t=3_000_000_000, how="exit", steps=70)], rows, rank=1)
+    assert [f.code for f in findings(BlocksLeft, run([maker, reader]))] == codes
