@@ -13,6 +13,8 @@ from harness.probe.state import S
 class Told:
     """Stands for the recorder."""
 
+    disabled, errors = False, 0
+
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
 
