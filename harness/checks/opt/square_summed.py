@@ -20,7 +20,8 @@ Right
 Known limits
     Looks at the first steps, at sums of one number, at models of up to 50 million parameters. Shards (FSDP, tensor or pipeline parallel) differ
     from rank to rank, and are to be summed. The limit must be a number of one or two digits, which tells it from its multiple by the root of the
-    number of ranks: with 4 or 16 ranks nothing is said as a rule. A norm that is only shown is healthy.
+    number of ranks: with 4 or 16 ranks nothing is said as a rule. A norm that is only shown is healthy, whatever limit
+    torch's own clip is given beside it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class SquareSummed(Check):
         shortened = [events[0] for events in steps if events[0]["left"] < SHORTER * events[0]["own"]]
         clipped = [Clipped(*(math.sqrt(float(e[k])) for k in ("own", "left", "got"))) for e in shortened]
         limit = _limit(clipped, len(tables))
-        if limit is not None:
+        if limit is not None and not _clipped_by_torch(run, clipped):
             yield self._found(run, steps[0][0].where, clipped, limit)
 
     def _found(self, run: Run, where: Where | None, clipped: Sequence[Clipped], limit: float) -> Finding:
@@ -100,6 +101,12 @@ def _limit(clipped: Sequence[Clipped], num_ranks: int) -> float | None:
     limit = lefts[0] * math.sqrt(num_ranks)
     # a sum that is divided by the ranks afterwards, or that is only shown, leaves the limit itself
     return float(f"{limit:.2g}") if _is_round(limit) and not _is_round(lefts[0]) else None
+
+
+def _clipped_by_torch(run: Run, clipped: Sequence[Clipped]) -> bool:
+    """torch's own clip was given the very norm that is left as its limit: it makes a norm of its own, and the sum is for the log."""
+    limits = {float(e["max_norm"]) for e in run.present[0].of("clip") if isinstance(e["max_norm"], (int, float))}
+    return any(abs(limit - c.left) <= EQUAL * c.left for limit in limits for c in clipped)
 
 
 def _is_round(value: float) -> bool:

@@ -540,7 +540,7 @@ def test_an_average_that_outruns_the_steps() -> None:
 NORMS = (0.9, 0.7, 0.8, 0.3, 0.6)
 
 
-def squares(limit: float, *, times: float = 2.0, seen: float = 2.0, part: float = 0.0, clips: bool = True) -> Any:
+def squares(limit: float, *, times: float = 2.0, seen: float = 2.0, part: float = 0.0, clips: bool = True, given: float | None = None) -> Any:
     """Two ranks whose script puts the squared norms into one sum, `times` of a rank's, and clips by the root of `seen` times the square."""
 
     def events(rank: int) -> list[Any]:
@@ -549,6 +549,7 @@ def squares(limit: float, *, times: float = 2.0, seen: float = 2.0, part: float 
             own = norm**2 * (1 + part * rank)
             factor = min(1.0, limit / (norm * seen**0.5)) if clips else 1.0
             told.append(event("grad_square", s=step, line=53, got=times * norm**2, own=own, left=own * factor**2))
+            told += [event("clip", s=step, line=57, max_norm=given)] if given is not None else []
         return [*setup(rank), *told]
 
     return run([recording(events(r), [row(s) for s in range(8)], rank=r) for r in range(2)])
@@ -558,6 +559,7 @@ def test_the_square_of_averaged_gradients_is_summed() -> None:
     (found,) = findings(square_summed.SquareSummed, squares(0.25))
     assert (found.code, found.where and found.where.line, found.ranks) == ("OPT136", 53, (0, 1))
     assert "clipped to 0.1768 where the limit is 0.25" in found.notes[1]
+    assert findings(square_summed.SquareSummed, squares(0.25, given=5.0))  # a second clip that does nothing
 
 
 def test_sums_of_squares_that_are_right() -> None:
@@ -567,6 +569,7 @@ def test_sums_of_squares_that_are_right() -> None:
         squares(5.0),  # a limit that no gradient comes to
         squares(0.25, part=0.01),  # shards: each rank has other parameters
         squares(0.25, times=1.0, seen=1.0),  # each rank gives its share of the mean
+        squares(0.25, given=0.25 / 2**0.5),  # torch's clip makes its own norm; its limit falls with the root of the ranks, the sum is for the log
         squares(0.25 * 2**0.5),  # a limit that nobody types: something else is multiplied in
     ]
     assert [findings(square_summed.SquareSummed, one) for one in silent] == [[]] * len(silent)
