@@ -15,7 +15,8 @@ Right
 
 Known limits
     Needs the number in a printed or logged line or a TensorBoard scalar, with three digits. Sums that a line calls sum or total are
-    healthy, so are those of losses that are shares of one mean: divided by the count of all ranks, or with gradients that are summed up.
+    healthy, so are those of losses that are shares of one mean: divided by the count of all ranks or the number of ranks, or with
+    gradients that are summed up.
 """
 
 from __future__ import annotations
@@ -127,11 +128,18 @@ def _are_means(local: list[float], report: Report, run: Run, one: Reduction) -> 
 
 
 def _are_shares(run: Run) -> bool:
-    """The ranks' losses add up to the mean over all: each is divided by the count of all ranks, or bears another factor and their gradients
-    are summed up."""
+    """The ranks' losses add up to the mean over all: each is divided by the count of all ranks or by their number, or bears another factor and
+    their gradients are summed up."""
     ratios = [ratio for _, _, ratio in gradients.ratios(run)]
     summed = len(ratios) > 1 and all(abs(r - 1) < 1e-3 for r in ratios)
-    return bool(shares.of(run)) or (summed and all(e["scaled"] for _, e in run.events("loss")))
+    return bool(shares.of(run)) or _divided_by_ranks(run) or (summed and all(e["scaled"] for _, e in run.events("loss")))
+
+
+def _divided_by_ranks(run: Run) -> bool:
+    """The last thing that is done to each loss is a division by a number as large as that of the ranks (theirs, or that of the micro-batches):
+    what it was before, which is what a script shows, is so many times the loss that backward saw."""
+    told = [[e["value"] for e in r.of("divisor")] for r in run.present]
+    return all(len(own) > 1 and all(v == run.world_size for v in own) for own in told)
 
 
 def _are_losses(local: list[float], run: Run, one: Reduction) -> bool:

@@ -461,6 +461,16 @@ def test_epoch_loss_not_divided() -> None:
     silent(MetricSumNotDivided, summed("train loss 0.4500", (0.9, 0.9), 1.8))
 
 
+@pytest.mark.parametrize(("values", "are_shares"), [((2.0, 2.0), True), ((4.0, 4.0), False), ((2.0, 4.0), False), ((2.0,), False)])
+def test_a_loss_that_is_divided_by_the_number_of_ranks_is_shown_as_it_was_before(values: tuple[float, ...], are_shares: bool) -> None:
+    def divided(rank: int) -> list[Event]:
+        return [event("divisor", line=41, s=s, made=["train.py", 40, ""], value=v) for s, v in enumerate(values)]
+
+    for text, before in (("train loss 0.9000", (0.9, 0.9)), ("loss 0.9000", (0.45, 0.45))):
+        (silent if are_shares else said)(MetricSumNotDivided, summed(text, before, sum(before), divided))
+    said(MetricSumNotDivided, summed("accuracy 0.8512", (0.4212, 0.43), 0.8512, divided))
+
+
 def trained_on_shares(rank: int, factor: float, weight: float) -> list[Event]:
     """Losses divided by the count of all ranks and times `factor` (0: by a number that nobody reduced); gradients averaged by hand to `weight`
     times their sum."""
