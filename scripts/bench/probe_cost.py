@@ -36,30 +36,20 @@ MODELS = {
 def rank() -> None:
     import torch
     import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
+    from training import prepare
 
     dist.init_process_group("gloo")
     torch.manual_seed(dist.get_rank())
     name = os.environ["BENCH_MODEL"]
     steps, batch, num_pairs, num_warm, pooling = MODELS[name]
-    if name.startswith("resnet18"):
-        from torchvision.models import resnet18
-
-        model, x = DistributedDataParallel(nn.Sequential(nn.AvgPool2d(pooling), resnet18(num_classes=10))), torch.randn(batch, 3, 64, 64)
-    else:
-        model, x = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))), torch.randn(batch, 32)
-    y = torch.randint(0, 10, (batch,))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    step, x = prepare(name, batch, pooling)
     recorder = sys.modules["_harness_probe.state"].S.recorder
 
     def block(steps: int, x: torch.Tensor) -> tuple[float, float]:
         dist.barrier()
         begun, computed = time.perf_counter(), time.thread_time()
         for _ in range(steps):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y[: len(x)]).backward()
-            optimizer.step()
+            step(x)
         return (time.perf_counter() - begun) / steps, (time.thread_time() - computed) / steps
 
     block(num_warm, x[:2, :, :32, :32] if num_warm > 1000 and x.dim() == 4 else x)  # small images on the long way
