@@ -142,12 +142,12 @@ def test_sums_in_place_that_are_right(healthy: Run) -> None:
 
 # ---- the whole of the loss, by the number of ranks or by the batch of all ranks ----
 def whole(
-    kind: str = "ranks", *, value: float = 2.0, rows: tuple[int, ...] = (8,) * 6, ddp: bool = True, more: list[Event] | None = None, backwards: int = 1, **told: Any
+    kind: str = "ranks", *, value: float = 2.0, rows: tuple[int, ...] = (8,) * 6, ddp: bool = True, more: list[Event] | None = None, backwards: int = 1, hops: int = 1, **told: Any
 ) -> Run:
     def told_by(rank: int) -> list[Event]:
         bare = {"kind": kind, "at": site(20), "given": False, "made_up": False}
         own = [bare | {"value": value if n == rows[0] else 0.0, "rows": n} | told for n in rows]
-        return [*(event("whole_divisor", line=41, s=s, **one) for s, one in enumerate(own)), *(more or [])]
+        return [*(event("whole_divisor", line=41, s=s // hops, **one) for s, one in enumerate(own)), *(more or [])]
 
     return two_ranks(extra=told_by, ddp=ddp, each=lambda rank, step: {"num_backward": backwards})
 
@@ -157,6 +157,7 @@ def test_the_whole_loss_is_divided() -> None:
     assert (found.code, found.where and found.where.line, found.ranks) == ("OPT132", 20, (0, 1))
     (found,) = findings(AveragedAgain, whole("batch", value=16.0, rows=(8, 8, 8, 8, 8, 3)))  # the last batch is short
     assert "the batch of all ranks (16)" in found.message
+    assert findings(AveragedAgain, whole(rows=(8,) * 12, backwards=3, hops=3))  # three micro-batches on two ranks
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,8 @@ def test_the_whole_loss_is_divided() -> None:
         {"more": [event("comm_hook", name="summed", module="__main__")]},  # or by a hook
         {"more": scaled_by_hand(2.0)},
         {"backwards": 2},  # the mean over as many micro-batches
+        {"backwards": 3, "hops": 2},  # and a penalty's backward beside them
+        {"kind": "batch", "value": 16.0, "backwards": 2, "hops": 2},
     ],
 )
 def test_a_loss_that_is_made_up_for(near: dict[str, Any]) -> None:
