@@ -1,4 +1,7 @@
-"""In a forked worker: which generators move while it fetches its first samples, told through a page that it shares with its rank."""
+"""In a forked worker: from which generators it draws for its first samples, told through a page that it shares with its rank.
+
+Counted are the words that a Mersenne Twister gave out: less than one for two samples is a choice for the whole batch, as that of a size in `collate_fn`.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,14 @@ from .state import S
 COPIES_AT = workerseeds.PAGE_BYTES
 PAGE_BYTES = COPIES_AT + copiedrng.BYTES
 NUM_FETCHES = 4
+WHOLE = 624  # words of a Mersenne Twister between two of its turns
+State = tuple[Any, int] | None  # what stays the same until the next turn, words given out since the last one
 page: list[mmap.mmap | None] = [None]  # of the loader whose workers are being started: they inherit it
 _fetches = [0]
 
 
 def fetching(original: Any) -> Any:
-    """The flags [torch, python, numpy, the data set's own] of moved generators, seeds (workerseeds.py), copies (copiedrng.py)."""
+    """The flags [torch, python, numpy, the data set's own] of generators drawn from for each sample, seeds (workerseeds.py), copies (copiedrng.py)."""
 
     def fetch(self: Any, index: Any) -> Any:
         shared = page[0]
@@ -33,23 +38,41 @@ def fetching(original: Any) -> Any:
             tell(nth)
         if seeds:
             workerseeds.tell(shared, seeds, workerseeds.now())
+        least = max(1, len(index) // 2) if hasattr(index, "__len__") else 1
         for position, (a, b) in enumerate(zip(earlier, _states(self), strict=True)):
-            if a != b:
+            if words(a, b) >= least:
                 shared[position] = 1
         return result
 
     return fetch
 
 
-def _states(fetcher: Any) -> list[Any]:
+def words(before: State, after: State) -> int:
+    """At least so many were drawn between two states."""
+    if before is None or after is None or before == after:
+        return 0
+    if before[1] < 0:
+        return WHOLE  # of a kind that does not tell
+    return after[1] - before[1] if before[0] == after[0] else WHOLE - before[1] + after[1]
+
+
+def _states(fetcher: Any) -> list[State]:
     """States of the generators that a dataset can draw from, in a worker. Reading them changes nothing."""
     import torch
 
     numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None and hasattr(numpy, "random") else None
+    legacy = numpy.random.get_state() if numpy is not None and hasattr(numpy, "random") else None
+    python = random.getstate()[1]
+    own = datasets.own_generators(getattr(fetcher, "dataset", None))
     return [
-        digests.wide(bytes(torch.default_generator.get_state().numpy().data)),
-        hash(random.getstate()[1]),
-        None if state is None else (bytes(state[1].data), int(state[2])),
-        datasets.own_generators(getattr(fetcher, "dataset", None)),
+        of_torch(bytes(torch.default_generator.get_state().numpy().data)),
+        (hash(python[:-1]), python[-1]),
+        None if legacy is None else (hash(bytes(legacy[1].data)), int(legacy[2])),
+        (own, -1),
     ]
+
+
+def of_torch(state: bytes) -> State:
+    """By ATen's CPUGeneratorImpl: seed (8 bytes), left (4), seeded (4), next (8), 624 words of 8. One that was just seeded has given out all of no words."""
+    left, following = int.from_bytes(state[8:12], sys.byteorder), int.from_bytes(state[16:24], sys.byteorder)
+    return digests.wide(state[24 : 24 + 8 * WHOLE]), WHOLE if left == 1 and following == 0 else following

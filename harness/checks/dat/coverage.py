@@ -53,7 +53,7 @@ class ShardsDoNotCover(Check):
         if found and all(found):
             yield next(f for f in found if f is not None)
             return
-        if not any(_indices(p)[1] for p in groups[0]):
+        if not any(_indices(p)[1] for p in groups[0]) and not passes.resampled(run, groups[0][0]):
             alike = self._by_content(groups)
             if alike:
                 yield alike

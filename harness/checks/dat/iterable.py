@@ -64,7 +64,7 @@ class IterableNotSharded(Check):
         if groups and len(same) == len(groups) and not cut_afterwards(run, same[0]):
             yield self._ranks(run, same[0], min(len(_identity(p)) for p in same[0]))
             return
-        mixed = [(g, num) for g in groups if (num := _overlap(g))]
+        mixed = [(g, num) for g in groups if not passes.resampled(run, g[0]) and (num := _overlap(g))]
         if mixed and len(mixed) >= 0.7 * len(groups) and not cut_afterwards(run, mixed[0][0]):
             yield self._shares(run, *mixed[0])
             return

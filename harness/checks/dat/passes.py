@@ -292,6 +292,12 @@ def aligned(run: Run, passes: Sequence[Pass]) -> list[list[Pass]]:
     return [[table[rank] for rank in wanted] for table in tables.values() if len(table) == len(wanted) > 1]
 
 
+def resampled(run: Run, one: Pass) -> bool:
+    """Whether the stream's code draws with replacement: what two ranks have in common is chance."""
+    recording = run.ranks[one.rank]
+    return recording is not None and any(e["kind"] == one.opened["dataset"] and e["resampled"] is True for e in recording.of("dataset"))
+
+
 def several_ranks(run: Run) -> None:
     """NotApplicable unless at least two ranks reported."""
     if run.world_size < 2:

@@ -8,12 +8,11 @@ uint32, at most 65,536), rows (the same of a digest a sample), labels, content (
 smallest, last], backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on),
 training (a trained or wrapped module was in train mode),
 data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from it to the last one, in the call that found
-the end), worker_random ([torch, python, numpy, own] generators moved in a worker), worker_seeds (first 8 workers: what [torch, python, numpy] are
-seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own
-generators), switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop,
-attributes {name: [ordered digest, sorted digest, length, site]} of what the dataset keeps in sequences, strided: see strides.py, reader_sum: see
-readersums.py. Event "loop" (first time a
-statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py,
+the end), worker_random ([torch, python, numpy, own] generators drawn from for each sample in a worker), worker_seeds (first 8 workers: what [torch,
+python, numpy] are seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own generators), switch (see layers.py),
+let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop, attributes {name: [ordered digest, sorted digest,
+length, site]} of what the dataset keeps in sequences, strided: see strides.py, resampled: see resampling.py, reader_sum: see readersums.py. Event "loop" (first time
+a statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py,
 batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join": a Join context (uneven inputs are provided for) was entered.
 """
 
@@ -37,6 +36,7 @@ from .. import (
     origins,
     overwhole,
     readersums,
+    resampling,
     sites,
     strides,
     workercopies,
@@ -167,8 +167,13 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
         kind = type(loader.dataset).__name__
         strided = strides.told(loader.dataset, _made.get(id(loader), {}).get("made_dataset"))
         attributes = datasets.fingerprint(loader.dataset)
-        summed = readersums.told(loader.dataset) if loader.num_workers > 1 and datasets.is_iterable(loader.dataset) else None
-        S.recorder.event("dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=attributes, drawn=[*rng.early], strided=strided, reader_sum=summed)
+        stream = datasets.is_iterable(loader.dataset)
+        summed = readersums.told(loader.dataset) if loader.num_workers > 1 and stream else None
+        again = stream and resampling.told(loader.dataset)
+        S.recorder.event(
+            "dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=attributes, drawn=[*rng.early], strided=strided,
+            reader_sum=summed, resampled=again,
+        )  # fmt: skip
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])
         whole = overwhole.told(site, _made.get(id(loader)))

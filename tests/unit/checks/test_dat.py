@@ -952,6 +952,13 @@ def test_shares_cut_by_hand_overlap() -> None:
     silent(ShardsDoNotCover, run(32))
 
 
+@pytest.mark.parametrize("resampled", [False, True])
+def test_what_ranks_that_draw_with_replacement_have_in_common_is_chance(resampled: bool) -> None:
+    shares = [list(range(32)), list(range(20, 52))]
+    told = [[event("dataset", kind="Stream", resampled=resampled), *stream(r, shares[r])] for r in range(2)]
+    assert [f.code for f in builder.findings(IterableNotSharded, two(*told))] == ([] if resampled else ["DAT107"])
+
+
 def test_epoch_set_on_one_rank_only_is_another_cause() -> None:
     run = two(
         *([e for n in range(2) for e in one_pass(n, share(rank, n * (rank == 0)), **shuffled(rank, n * (rank == 0)))] for rank in range(2))
