@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import re
 
-from . import reaching, syntax, valuesources
+from . import reaching, syntax, valuesources, worldsizes
 from .reaching import Placed, Trees
 
 RANK = re.compile(r"(?<![a-z])rank(?![a-z])")
@@ -48,9 +48,13 @@ def _picks(node: ast.AST, tree: ast.Module, trees: Trees) -> bool:
 
 
 def _is_split(value: ast.expr, tree: ast.Module, trees: Trees) -> bool:
+    """Into parts whose number or size hangs on the number of ranks; `torch.split(recording, session_lengths)` has parts of its own."""
     if isinstance(value, ast.Name):
         return any(isinstance(v, ast.expr) and not isinstance(v, ast.Name) and _is_split(v, t, trees) for v, t in reaching.of_name(value, tree, trees))
-    return isinstance(value, ast.Call) and valuesources.callee(value) in SPLITS
+    if not isinstance(value, ast.Call) or valuesources.callee(value) not in SPLITS:
+        return False
+    parts = (n for given in (*value.args, *(k.value for k in value.keywords)) for n in reaching.into(given, tree, trees))
+    return any(worldsizes.is_world(n, t, trees) for n, t in parts)
 
 
 def by_rank(bound: ast.AST, tree: ast.Module, trees: Trees, depth: int = MAX_DEPTH) -> bool:

@@ -76,6 +76,7 @@ for x, y in loader:
     [
         ("mine = rows[rank::world]\nmean, std = mine.mean(0), mine.std(0)\nmine = (mine - mean) / std\n", "mean, std = mine.mean(0), mine.std(0)"),
         ("mine = rows.chunk(world)[rank]\nmine = mine.sub(mine.mean(0)).div(mine.std(0))\n", "mine = mine.sub(mine.mean(0)).div(mine.std(0))"),
+        ("mine = torch.split(rows, len(rows) // world)[rank]\nmine = (mine - mine.mean(0)) / mine.std(0)\n", "mine = (mine - mine.mean(0)) / mine.std(0)"),
         ("mine = rows[rank::world]\nm, s = mine.mean(0), mine.std(0)\nscale = Normalize(m, s)\n", "m, s = mine.mean(0), mine.std(0)"),
         ("mine = [r for i, r in enumerate(rows) if i % world == rank]\nx = torch.stack(mine)\nx = (x - x.mean(0)) / x.std(0)\n", "x = (x - x.mean(0)) / x.std(0)"),
         (CLASS, "self.mean = self.x.mean(0)"),
@@ -108,6 +109,7 @@ mine = torch.cat([scaled(p) for p in paths[rank::world]])
         "mean, std = rows.mean(0), rows.std(0)\nmine = rows[rank::world]\nmine = (mine - mean) / std\n",  # of all rows, before the cut
         "mine = sites[rank]\nmine = (mine - mine.mean(0)) / mine.std(0)\n",  # a site that the rank is
         'mine = read(f"site_{rank}.csv")\nmine = (mine - mine.mean(0)) / mine.std(0)\n',
+        "parts = torch.split(rows, session_lengths)\nmine = parts[rank]\nmine = (mine - mine.mean(0)) / mine.std(0)\n",  # sessions of their own length
         A_SITE_EACH,  # each site by itself, whichever rank has it
         IN_A_HELPER,
         "for x, y in zip(rows[rank::world], y):\n    out = model((x - x.mean(0)) / x.std(0))\n",  # a batch, or a sample, by itself
