@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 import time
 import weakref
@@ -25,7 +26,11 @@ from .. import digests, names, protocol, siblings, sites, syntax
 from ..patching import quiet, wrap
 from ..state import S
 
-MAX_NAMES = 400
+MAX_NAMES, MAX_INNER = 400, 60
+PROGRESS = re.compile(
+    r"(?!max|min|num|total|every|warmup|log|save|eval)(?!\w*per_)\w*(epoch|step|iter|iteration|round|best)(_?(idx|index|acc|accuracy|loss|score|metric))?$",
+    re.IGNORECASE,
+)
 MAX_WALKED = 20_000
 MAX_REMEMBERED = 4_000  # tensors of one load; about 1 us each
 _MOMENTS = {"exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "max_exp_avg_sq"}
@@ -66,8 +71,15 @@ def shape_of(thing: Any) -> dict[str, Any]:
         entries = list(thing.items())[:60]
         told["keys"] = [str(k) for k, _ in entries]
         told["groups"] = {str(k): _role(v) for k, v in entries}
-        told["numbers"] = {str(k): v for k, v in entries if type(v) in (int, float)}
+        told["numbers"] = _numbers(entries)
     return told
+
+
+def _numbers(entries: list[tuple[Any, Any]]) -> dict[str, Any]:
+    """By their name; one level deeper, `{"progress": {"epoch": 3}}`, what is called as progress is: options are kept there as well."""
+    nested = [value for _, value in entries if isinstance(value, dict) and _role(value) == "dict"]
+    inner = [(k, v) for value in nested for k, v in list(value.items())[:MAX_INNER] if PROGRESS.match(str(k))]
+    return {str(k): v for k, v in (*inner, *entries) if type(v) in (int, float)}
 
 
 def _role(value: Any) -> str:
