@@ -21,12 +21,19 @@ def zipped_after(site: sites.Site, op: str) -> sites.Site | None:
         return None
     call = gathers[0]
     given = next((k.value for k in call.keywords if k.arg == keyword), call.args[position] if len(call.args) > position else None)
-    if not isinstance(given, ast.Name):
+    if not isinstance(given, ast.Name) or any(_keeps_tail(n, call) for n in own):
         return None
     reads = [n for n in own if isinstance(n, ast.Name) and n.id == given.id and n.lineno > (call.end_lineno or call.lineno)]
     zips = [n for n in own if isinstance(n, ast.Call) and _callee(n) == "zip" and len(n.args) == 1 and not n.keywords]
     found = [z for z in zips if isinstance(z.args[0], ast.Starred) and z.args[0].value in reads]
     return (site[0], found[0].lineno, site[2]) if len(found) == len(reads) == 1 else None
+
+
+def _keeps_tail(node: ast.AST, gather: ast.Call) -> bool:
+    """What this rank gave is cut behind the gather, `queue[len(rounds):]`: what fills no round waits for the next one."""
+    names = {a.id for a in (*gather.args, *(k.value for k in gather.keywords)) if isinstance(a, ast.Name)}
+    sliced = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and isinstance(node.value, ast.Name)
+    return sliced and node.value.id in names and node.lineno >= gather.lineno  # type: ignore[attr-defined]
 
 
 def _callee(call: ast.Call) -> str:

@@ -28,6 +28,8 @@ def test_zip_alone_reads_the_parts(tmp_path: Path, body: str) -> None:
         "    return list(chain(*parts))\n",
         "    return list(zip(*parts, strict=True))\n",
         "    out = list(zip(*parts))\n    return out + [p[len(out):] for p in parts]\n",
+        "    rounds = list(zip(*parts))\n    return rounds, mine[len(rounds):]\n",  # the tail waits for the next round
+        "    rounds = list(zip(*parts))\n    del mine[: len(rounds)]\n    return rounds\n",
         "    parts = pad(parts)\n    return list(zip(*parts))\n",
         "    return list(zip(names, *parts))\n",
     ],
