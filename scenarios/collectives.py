@@ -42,7 +42,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def start(device_option: str, backend_option: str) -> torch.device:
@@ -136,14 +135,15 @@ def measure_each(device: torch.device, mib: float) -> list[str]:
 
 
 def train_by_hand(device: torch.device, seed: int) -> tuple[list[float], list[float]]:
-    """What DistributedDataParallel does, without its overlap of communication and backward. Returns loss by step, error by epoch."""
+    """What DistributedSampler does, with batches for samples, and DistributedDataParallel, without its overlap of communication and backward.
+    Returns loss by step, error by epoch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     draw = torch.Generator().manual_seed(seed)
     inputs = torch.randn(320, 16, generator=draw)
     targets = torch.tanh(inputs @ torch.randn(16, 1, generator=draw))
-    dataset = TensorDataset(inputs, targets)
-    sampler = DistributedSampler(dataset, world, rank, seed=seed)
-    loader = DataLoader(dataset, batch_size=32 // world, sampler=sampler, drop_last=True)
+    size = 32 // world
+    num_batches = len(inputs) // size // world  # a rank: as many as the others have
+    order = torch.Generator().manual_seed(seed)  # alike on all ranks, and nothing else draws from it: they deal out one permutation
 
     torch.manual_seed(seed + rank)  # different on purpose: the broadcast below has something to do
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1)).to(device)
@@ -152,12 +152,13 @@ def train_by_hand(device: torch.device, seed: int) -> tuple[list[float], list[fl
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     curve, errors = [], []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
+    for _ in range(3):
+        share = torch.randperm(num_batches * world, generator=order)[rank::world].tolist()
         error_sum, num_samples = torch.zeros((), device=device), torch.zeros((), device=device)
-        for x, y in loader:
-            prediction = model(x.to(device))
-            loss = F.mse_loss(prediction, y.to(device))
+        for number in share:
+            x, y = (tensor[number * size : (number + 1) * size].to(device) for tensor in (inputs, targets))
+            prediction = model(x)
+            loss = F.mse_loss(prediction, y)
             optimizer.zero_grad()
             loss.backward()
             for parameter in model.parameters():  # one call each is clear; DDP packs them into 25 MB buckets, which is faster
@@ -166,7 +167,7 @@ def train_by_hand(device: torch.device, seed: int) -> tuple[list[float], list[fl
             nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)  # after the reduction: the norm of the whole batch
             optimizer.step()
             curve.append(loss.detach())
-            error_sum += (prediction.detach() - y.to(device)).abs().sum()
+            error_sum += (prediction.detach() - y).abs().sum()
             num_samples += len(x)
         dist.all_reduce(error_sum)
         dist.all_reduce(num_samples)

@@ -133,6 +133,11 @@ def check_one_device_a_rank(device: torch.device) -> list[str]:
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else f"cpu process {os.getpid()}"
     places: list[tuple[str, str]] = [("", "")] * world
     dist.all_gather_object(places, (socket.gethostname(), uuid))
+    hosts = sorted({host for host, _ in places})
+    groups = [dist.new_group([r for r in range(world) if places[r][0] == host]) for host in hosts]  # every rank makes all of them
+    dist.all_reduce(here := torch.ones(1), group=groups[hosts.index(places[rank][0])])
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    assert int(here) == local_world, f"LOCAL_WORLD_SIZE says {local_world} ranks, {int(here)} are on {places[rank][0]}"
     assert len(set(places)) == world, f"{world} ranks must have {world} devices, they have {len(set(places))}: {places}"
     if device.type == "cuda":
         contexts = [index for index in range(torch.cuda.device_count()) if torch._C._cuda_hasPrimaryContext(index)]
@@ -142,7 +147,7 @@ def check_one_device_a_rank(device: torch.device) -> list[str]:
 
 def make_data(count: int, seed: int) -> TensorDataset:
     draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 16, generator=draw)
+    x = torch.randn(count, 24, generator=draw)
     return TensorDataset(x, torch.tanh(x[:, :3].sum(1, keepdim=True)))
 
 
@@ -150,7 +155,7 @@ def train(device: torch.device, seed: int) -> tuple[nn.Module, list[float]]:
     """Returns the net and the mean loss over all ranks, step by step."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
+    net = nn.Sequential(nn.Linear(24, 32), nn.Tanh(), nn.Linear(32, 1))
     net.to(device)  # first moved, then wrapped, then given to an optimizer
     model = DistributedDataParallel(net, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -166,7 +171,7 @@ def train(device: torch.device, seed: int) -> tuple[nn.Module, list[float]]:
             loss.backward()
             optimizer.step()
             curve.append(loss.detach())
-    losses = torch.stack(curve)
+    losses = torch.tensor([loss.item() for loss in curve], device=device)  # waits for the device once, at the end
     dist.all_reduce(losses)
     return net, (losses / world).tolist()
 

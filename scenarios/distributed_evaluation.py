@@ -17,18 +17,18 @@
 # ///
 """Evaluation on N ranks: each sample once, metrics that do not depend on N, one decision for all.
 
-What it proves: a test set that does not divide by the ranks is read exactly once; accuracy, loss and a confusion matrix come from sums
-over the ranks and equal those of the gathered predictions, in the order of the test set, so that any metric (here the macro F1) is exact;
-early stopping and the choice of the best weights rest on the global validation loss and fall alike on every rank.
+What it proves: a test set that does not divide by the ranks is read exactly once; accuracy, loss and a confusion matrix come from sums over
+the ranks and equal those of the gathered predictions, in the order of the test set, so that any metric (here the macro F1) is exact; the
+learning rate, early stopping and the choice of the best weights rest on the global validation loss and fall alike on every rank.
 
 How to run it bare:
     torchrun --standalone --nproc-per-node 2 distributed_evaluation.py
     python distributed_evaluation.py                       a world of one, the same code
 
-What goes wrong in practice: DistributedSampler pads the test set, and the padded samples count twice; rank 0 prints its own share's
-score; a mean of the ranks' means where shares are unequal; a sum that nobody divides; a missing no_grad, with the graph of the whole test
-set kept in one running total; `train()` or `eval()` forgotten; one rank stops early and the others wait for it; `best =
-net.state_dict()`, which is no copy: it trains on with the net.
+What goes wrong in practice: DistributedSampler pads the test set, and the padded samples count twice; rank 0 prints its own share's score;
+gathered predictions, one part behind the other, meet labels in the order of the set; a mean of the ranks' means where shares are unequal; a
+sum that nobody divides; a missing no_grad, with the graph of the whole test set kept in one running total; `train()` or `eval()` forgotten;
+one rank stops early and the others wait for it; `best = net.state_dict()`, which is no copy: it trains on with the net.
 """
 
 import argparse
@@ -89,21 +89,24 @@ def validate(net: nn.Module, data: TensorDataset, device: torch.device) -> tuple
     return float(totals[0] / totals[2]), float(totals[1] / totals[2])
 
 
+def gather_by_turns(mine: Tensor, num_samples: int) -> Tensor:
+    """The values of all ranks in the order of the set. A gather wants equal lengths: the last turn is padded, and the padding cut off."""
+    world_size = dist.get_world_size()
+    num_turns = -(-num_samples // world_size)
+    parts = [mine.new_empty(num_turns) for _ in range(world_size)]
+    dist.all_gather(parts, F.pad(mine, (0, num_turns - len(mine))))
+    return torch.stack(parts, dim=1).flatten()[:num_samples]  # the samples were dealt out by turns
+
+
 @torch.no_grad()
 def predict(net: nn.Module, data: TensorDataset, device: torch.device) -> Tensor:
-    """The predictions for the whole set, in its order, on every rank: each rank fills in its own share, the sum puts the rest beside it."""
-    predictions = torch.zeros(len(data), dtype=torch.long, device=device)
-    times_read = torch.zeros_like(predictions)
+    """The predictions for the whole set, in its order, on every rank."""
     share = share_of(data)
     net.eval()
-    for number, (x, _) in enumerate(DataLoader(share, batch_size=32)):
-        indices = list(share.indices)[32 * number : 32 * number + len(x)]
-        predictions[indices] = net(x.to(device)).argmax(1)
-        times_read[indices] += 1
-    dist.all_reduce(predictions)
-    dist.all_reduce(times_read)
-    once = int((times_read == 1).sum())
-    assert once == len(data), f"{once} samples were read exactly once, the test set has {len(data)}"
+    mine = torch.cat([net(x.to(device)).argmax(1) for x, _ in DataLoader(share, batch_size=32)])
+    predictions = gather_by_turns(mine, len(data))
+    order = gather_by_turns(torch.tensor(list(share.indices), device=device), len(data)).tolist()
+    assert order == list(range(len(data))), f"each of {len(data)} samples must be read once, in order; read: {order[:8]}, ..."
     return predictions
 
 
@@ -146,6 +149,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, CLASSES)).to(device)
     model = DistributedDataParallel(net, [device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="min", factor=0.5, patience=1)
     torch.manual_seed(1000 * args.seed + rank)  # equal weights, but dropout masks of their own
 
     best_loss, best_epoch, best = float("inf"), 0, {}
@@ -165,6 +169,7 @@ def main() -> None:
         validation_loss, accuracy = validate(net, validation_set, device)
         if rank == 0:
             print(f"epoch {epoch}: loss {losses[-1]:.4f}, validation loss {validation_loss:.4f}, accuracy {accuracy:.4f}", flush=True)
+        schedule.step(validation_loss)  # one number for all, or the ranks' learning rates part
         if validation_loss < best_loss:
             best_loss, best_epoch = validation_loss, epoch
             best = {name: value.clone() for name, value in net.state_dict().items()}

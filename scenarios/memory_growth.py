@@ -27,14 +27,16 @@ How to run it bare:
 
 What goes wrong in practice: `losses.append(loss)` or `total += loss` keeps the graph of every step, because a loss is the last node of
 its graph. After backward that is some kilobytes a step; where no backward follows, as in evaluation without `torch.no_grad()`, it is every
-activation of every batch. Or a list of batches "for later", a forward hook that appends, a cache without a bound. On a GPU it ends in an
-out-of-memory error after hours; on a CPU the machine swaps first. The cure is one word: `detach()` for a tensor that stays on the device,
-`item()` for a number.
+activation of every batch. Or a list of batches "for later", a forward hook that appends, a cache without a bound, a block of shared
+memory a batch that is closed and never unlinked. On a GPU it ends in an out-of-memory error after hours; on a CPU the machine swaps first.
+For graphs the cure is one word: `detach()` for a tensor that stays on the device, `item()` for a number.
 """
 
 import argparse
 import gc
 import os
+import struct
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import torch
@@ -138,6 +140,7 @@ def main() -> None:
     sampler = DistributedSampler(train_set, world, rank, seed=args.seed)
     loader = DataLoader(train_set, batch_size=128 // world, sampler=sampler, drop_last=True)
 
+    board = SharedMemory(create=True, size=8)  # the last test error, for a monitor to read: one block, written again and again
     history, by_epoch, test_errors = [], [], []
     for epoch in range(args.epochs):
         sampler.set_epoch(epoch)
@@ -148,11 +151,15 @@ def main() -> None:
             optimizer.step()
             history.append(loss.detach())
         test_errors.append(evaluate(net, test_set, device))
+        struct.pack_into("d", board.buf, 0, test_errors[-1])
         by_epoch.append(memory_bytes(device))
         growth = by_epoch[-1] - by_epoch[0]
         if rank == 0:
             print(f"epoch {epoch}: test error {test_errors[-1]:.4f}, {by_epoch[-1] / MIB:.1f} MiB", flush=True)
         assert growth < args.budget_mib * MIB, f"rank {rank}: grew by {growth / MIB:.1f} MiB since epoch 0, allowed {args.budget_mib:g} MiB"
+
+    board.close()  # this process's view; the block itself would stay in /dev/shm, with nobody left to count it
+    board.unlink()
 
     parameters = list(net.parameters())
     state = [value for entry in optimizer.state.values() for key, value in entry.items() if key != "step"]

@@ -145,15 +145,17 @@ def main() -> None:
     test_set = documents(403, seed=2)
     bags, labels = (tensor[rank::world] for tensor in test_set.tensors)
     accuracy, num_tested = evaluate(net, DataLoader(TensorDataset(bags, labels), batch_size=48), device)
-    counts: list[int] = [0] * world
-    dist.all_gather_object(counts, len(loader))
+    counts: list[list[int]] = [[] for _ in range(world)]
+    dist.all_gather_object(counts, [len(loader), len(share)])
+    batches, samples = zip(*counts, strict=True)  # from a pair a rank to a list of each; without `strict` it ends with the shortest
     difference = largest_difference(net)
     first, last = torch.stack(losses[:8]).mean().item(), torch.stack(losses[-8:]).mean().item()
-    assert world == 1 or min(counts) < max(counts), f"the shares must be uneven to prove anything: batches by rank {counts}"
+    assert world == 1 or min(batches) < max(batches), f"the shares must be uneven to prove anything: batches by rank {batches}"
     assert num_tested == len(test_set), f"each test sample must count once: {num_tested} counted, the set has {len(test_set)}"
     assert last < 0.7 * first, f"rank {rank}: loss must fall by 30 %: first eight steps {first:.4f}, last eight {last:.4f}"
     if rank == 0:
-        print(f"batches by rank {counts}; accuracy {accuracy:.3f} on {num_tested} samples; replicas differ by {difference:.1e}")
+        print(f"batches by rank {batches}, of {samples} documents")
+        print(f"accuracy {accuracy:.3f} on {num_tested} samples; replicas differ by {difference:.1e}")
     dist.destroy_process_group()
 
 

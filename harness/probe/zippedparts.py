@@ -9,8 +9,9 @@ from . import sites, syntax
 OUTPUTS = {"all_gather_object": (0, "object_list"), "gather_object": (1, "object_gather_list")}
 
 
-def zipped_after(site: sites.Site, op: str) -> sites.Site | None:
-    """The `zip(*parts)` behind the gather, in the same function, where nothing else reads the parts and nothing is `strict`: no tail is kept."""
+def zipped_after(site: sites.Site, op: str, strict: bool = False) -> sites.Site | None:
+    """The `zip(*parts)` behind the gather, in the same function, where nothing else reads the parts: no tail is kept. `strict`: the one that
+    refuses lists of different length instead."""
     tree = syntax.tree(site[0]) if op in OUTPUTS else None
     if tree is None:
         return None
@@ -24,7 +25,7 @@ def zipped_after(site: sites.Site, op: str) -> sites.Site | None:
     if not isinstance(given, ast.Name) or any(_keeps_tail(n, call) for n in own):
         return None
     reads = [n for n in own if isinstance(n, ast.Name) and n.id == given.id and n.lineno > (call.end_lineno or call.lineno)]
-    zips = [n for n in own if isinstance(n, ast.Call) and _callee(n) == "zip" and len(n.args) == 1 and not n.keywords]
+    zips = [n for n in own if isinstance(n, ast.Call) and _callee(n) == "zip" and len(n.args) == 1 and _is_strict(n) == strict]
     found = [z for z in zips if isinstance(z.args[0], ast.Starred) and z.args[0].value in reads]
     return (site[0], found[0].lineno, site[2]) if len(found) == len(reads) == 1 else None
 
@@ -34,6 +35,14 @@ def _keeps_tail(node: ast.AST, gather: ast.Call) -> bool:
     names = {a.id for a in (*gather.args, *(k.value for k in gather.keywords)) if isinstance(a, ast.Name)}
     sliced = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and isinstance(node.value, ast.Name)
     return sliced and node.value.id in names and node.lineno >= gather.lineno  # type: ignore[attr-defined]
+
+
+def _is_strict(call: ast.Call) -> bool | None:
+    """None: only the run knows."""
+    if not call.keywords:
+        return False
+    value = call.keywords[0].value
+    return True if isinstance(value, ast.Constant) and value.value is True else None
 
 
 def _callee(call: ast.Call) -> str:

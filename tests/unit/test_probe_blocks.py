@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from multiprocessing import managers
 from multiprocessing.shared_memory import SharedMemory
@@ -28,6 +29,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     recorder = Told()
     monkeypatch.setattr(S, "recorder", recorder)
     monkeypatch.setattr(blocks, "_made", {})
+    monkeypatch.setattr(blocks, "_told", {os.getpid()})
     yield recorder
 
 
@@ -91,3 +93,11 @@ def test_a_manager_unlinks_what_it_makes(told: Told) -> None:
     memory.close()
     memory.unlink()
     assert told.events == []
+
+
+def test_the_first_block_of_a_process_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(1, name="own")  # a block with a name of the script's is not judged
+    assert told.events == []
+    monkeypatch.setattr(blocks, "_told", set())
+    make(3, unlink=True)
+    assert told.events == [{"kind": "block_made"}]

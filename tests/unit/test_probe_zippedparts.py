@@ -36,3 +36,12 @@ def test_zip_alone_reads_the_parts(tmp_path: Path, body: str) -> None:
 )
 def test_others(tmp_path: Path, body: str) -> None:
     assert found(tmp_path, body) is None
+
+
+def test_a_strict_zip_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "work.py"
+    path.write_text("def f(mine):\n    parts = [None] * 2\n    dist.all_gather_object(parts, mine)\n    return list(zip(*parts, strict=True))\n")
+    assert zippedparts.zipped_after((str(path), 3, "f"), "all_gather_object", strict=True) == (str(path), 4, "f")
+    other = tmp_path / "other.py"
+    other.write_text(path.read_text().replace("strict=True", "strict=some"))
+    assert zippedparts.zipped_after((str(other), 3, "f"), "all_gather_object", strict=True) is None

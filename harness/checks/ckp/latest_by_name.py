@@ -32,6 +32,7 @@ class LatestByName(Check):
     code = "CKP119"
     name = "latest-by-name"
     severity = Severity.ERROR
+    explains = ("DAT112",)  # the epochs of the older file are trained again
 
     def end(self, run: Run) -> Iterable[Finding]:
         loads = [load for load in files.loads(run) if load.ok]

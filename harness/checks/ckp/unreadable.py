@@ -57,5 +57,6 @@ class CheckpointUnreadable(Check):
 def _ended_by(run: Run, load: files.Load) -> bool:
     """Whether the script died of it."""
     recording = run.ranks[load.rank]
-    first = load.error.splitlines()[0][:60]
-    return recording is not None and any(first in str(e["message"]) for e in recording.of("failure"))
+    first, kind = load.error.splitlines()[0][:60], load.end["error_type"] if load.end is not None else None
+    failures = recording.of("failure") if recording is not None else ()
+    return any(first in str(e["message"]) or (not e["message"] and e["type"] == kind) for e in failures)  # an empty file's EOFError says nothing

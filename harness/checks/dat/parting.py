@@ -135,7 +135,7 @@ def _by_steps(run: Run) -> Parting | None:
     inside = {rank: _inside(run, rank, ranges[i][:1]) for i, rank in enumerate(run.rank_ids)}
     stuck = waits.stuck_alone(run)  # the others may have come back to the loop for the next epoch, and wait there
     left = tuple(r for r, v in inside.items() if v is False and r not in stuck and not _failed_before_the_others(run, r))
-    stayed = tuple(r for r, v in inside.items() if v is True)
+    stayed = tuple(r for i, (r, v) in enumerate(inside.items()) if v is True and not _came_round(run.ranks[r], ranges[i][0]))
     if not left or not stayed:
         return None
     around = any(_inside(run, r, ranges[i][1:]) for i, r in enumerate(run.rank_ids) if r in left) if len(ranges[0]) > 1 else False
@@ -146,6 +146,15 @@ def _by_steps(run: Run) -> Parting | None:
     counts = tuple(r.num_steps for r in run.present)
     where = Where(str(first["file"]), number(first["first"]), str(first["func"]))
     return Parting(level, left, stayed, False, counts, where, (*lines, *(inner if level else ())), skip or inner_skip)
+
+
+def _came_round(recording: Recording | None, loop: Mapping[str, Any]) -> bool:
+    """Whether a rank has left the loop since its last step and is in it again: it was at a collective behind it."""
+    if recording is None:
+        return False
+    since = [e.where for e in recording.of("coll") if e.step == recording.num_steps and e.where is not None]
+    file = PurePath(str(loop.get("file"))).name
+    return any(w.function == loop.get("func") and PurePath(w.file).name == file and w.line > number(loop.get("last")) for w in since)
 
 
 def _step_loop(recording: Recording) -> Event | None:

@@ -36,7 +36,7 @@ class ZippedParts(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         tables = [{e.where: e for e in r.of("gathered") if e["zipped"] and e.where is not None} for r in run.present]
-        if len(tables) < 2 or not any(tables):
+        if len(tables) < 2 or not (any(tables) or any(e["strict"] for _, e in run.events("gathered"))):
             raise NotApplicable("no gathered lists are put together by zip()")
         for at in tables[0]:
             calls = [t[at] for t in tables if at in t]

@@ -36,7 +36,7 @@ class LossNotFinite(Check):
     code = "OPT112"
     name = "loss-not-finite"
     severity = Severity.ERROR
-    explains = ("OPT113", "OPT114", "OPT115", "SYN127")
+    explains = ("OPT113", "OPT114", "OPT115", "OPT121", "SYN127")
 
     def __init__(self) -> None:
         self.seen = False

@@ -42,9 +42,10 @@ class PlateauMode(Check):
     explains = ("OPT113",)
 
     def end(self, run: Run) -> Iterable[Finding]:
-        if not any(r.num_rows for r in run.present):
-            raise NotApplicable("no step was taken")
-        hits = [(rank, own) for rank, r in enumerate(run.ranks) if r is not None for own in _wrong(r)]
+        followed = [(rank, own) for rank, r in enumerate(run.ranks) if r is not None for own in _followed(r)]
+        if not followed:
+            raise NotApplicable("no schedule follows a metric whose name says which way is better")
+        hits = [(rank, own) for rank, own in followed if {(e["mode"], e["better"]) for e in own} <= set(WRONG.items()) and _improves(own)]
         if not hits:
             return
         own = hits[0][1]
@@ -63,13 +64,13 @@ class PlateauMode(Check):
         )
 
 
-def _wrong(recording: Recording) -> list[list[Event]]:
-    """The steps of each schedule whose metric gets better the wrong way."""
+def _followed(recording: Recording) -> list[list[Event]]:
+    """The steps of each schedule that is given a metric of known direction."""
     tables: dict[object, list[Event]] = {}
     for event in recording.of("scheduler"):
-        if event["mode"] and isinstance(event["metric"], (int, float)):
+        if event["mode"] and event["better"] and isinstance(event["metric"], (int, float)):
             tables.setdefault(event["id"], []).append(event)
-    return [own for own in tables.values() if {(e["mode"], e["better"]) for e in own} <= set(WRONG.items()) and _improves(own)]
+    return list(tables.values())
 
 
 def _improves(own: list[Event]) -> bool:

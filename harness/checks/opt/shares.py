@@ -3,6 +3,7 @@ backward and what its loss was divided by."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,9 @@ def _counts(run: Run) -> dict[tuple[int, int], list[Counted]]:
             continue
         for i, total in enumerate(one.after):
             given = [b[i] for b in one.before]
-            if total <= 1 or any(v < 0 or v != int(v) for v in given) or abs(sum(given) - total) > TINY * total or max(given) >= total:
+            if not all(map(math.isfinite, (total, *given))) or total <= 1:  # an overflow is reduced as well
+                continue
+            if any(v < 0 or v != int(v) for v in given) or abs(sum(given) - total) > TINY * total or max(given) >= total:
                 continue
             for rank, own in enumerate(given):
                 counted = Counted(total, own, number(one.events[rank]["rows"]), one.where)

@@ -44,6 +44,8 @@ class BlocksLeft(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         told = [(p, e) for p in run.processes for e in p.of("blocks")]
+        if not told and not any(p.of("block_made") for p in run.processes):
+            raise NotApplicable("the script makes no blocks of shared memory")
         if not any(p.num_rows for p in run.processes):
             raise NotApplicable("no step was taken")
         found = [(p, e) for p, e in told if e.where is not None and _stay(run, p, e) and _while_training(run, e)]

@@ -1,5 +1,6 @@
 """Blocks of shared memory (`SharedMemory(create=True)` without a name of the script's) that nobody unlinks.
 
+Event "block_made" (once a process): site.
 Event "blocks" (of the process that makes them, at the 32nd, 64th, 128th and 256th of a statement): site, num (made so far), first_t (when the
 first one was made), inodes (of those that still have their name, and that this process has closed).
 Event "blocks_left" (of the process that the launcher started, at its end, if any process of the run has made blocks): inodes (of those
@@ -34,6 +35,7 @@ class _Made:
 
 
 _made: dict[tuple[int, sites.Site], _Made] = {}  # by process: a forked one makes its own
+_told: set[int] = set()  # processes
 
 
 def note(memory: Any, name: Any) -> None:
@@ -42,6 +44,9 @@ def note(memory: Any, name: Any) -> None:
     key = (os.getpid(), site)
     if name or not site[0] or os.path.basename(caller.f_code.co_filename) in AUTHORITIES or (key not in _made and len(_made) >= MAX_STATEMENTS):
         return
+    if key[0] not in _told:
+        _told.add(key[0])
+        S.recorder.event("block_made", site)
     made = _made.setdefault(key, _Made(time.time_ns()))
     if made.num >= LAST:
         return

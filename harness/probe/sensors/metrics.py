@@ -208,12 +208,15 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
     metric = nonlinear.look(sites.stack(3, 4), op, GATHERS[op]) if _counts[site] == 1 else None
     classes = _classes(given) if _counts[site] <= MAX_CLASSED else None
     numbered = shardorder.numbered(site) if _counts[site] == 1 and leaves > MAX_NUMEL else None
-    zipped = zippedparts.zipped_after(site, op) if _counts[site] == 1 and isinstance(given, list) else None
+    listed = _counts[site] == 1 and isinstance(given, list)
+    zipped = zippedparts.zipped_after(site, op) if listed else None
+    strict = listed and zipped is None and zippedparts.zipped_after(site, op, strict=True) is not None
     S.recorder.event(
         "gathered", site, op=op, metric=metric, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves,
         at_t=time.time_ns(), at=S.steps, cut=_may_cut(),
         **({"numbered": sites.as_json(numbered)} if numbered is not None else {}), **(classes or {}),
         **({"zipped": sites.as_json(zipped), "items": len(given)} if zipped is not None else {}),
+        **({"strict": True} if strict else {}),
     )  # fmt: skip
 
 

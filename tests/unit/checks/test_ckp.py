@@ -598,6 +598,11 @@ def test_unreadable() -> None:
     )
     assert [(f.code, f.severity) for f in found] == [("CKP112", Severity.ERROR)]
     assert [f.severity for f in findings(CheckpointUnreadable, run([recording(broken)]))] == [Severity.ADVICE]
+    empty = load(error="EOFError()", error_type="EOFError", size=0)
+    died = event("failure", line=50, type="EOFError", message="")  # an empty file's error has no words
+    assert [f.severity for f in findings(CheckpointUnreadable, run([recording([*empty, died])], exits=(1,)))] == [Severity.ERROR]
+    other = event("failure", line=70, type="ValueError", message="")
+    assert [f.severity for f in findings(CheckpointUnreadable, run([recording([*empty, other])], exits=(1,)))] == [Severity.ADVICE]
     refused = load(error="Weights only load failed. Unsupported global: GLOBAL x.Y", error_type="UnpicklingError")
     assert findings(CheckpointUnreadable, run([recording(refused)])) == []
 

@@ -10,6 +10,7 @@ import pytest
 from builder import event, findings, recording, row, run, site
 
 from harness.checks.base import Check, Inconclusive
+from harness.checks.engine import judge
 from harness.checks.evl import zipped_parts
 from harness.checks.evl.batch_means import MeanOfBatchMeans
 from harness.checks.evl.best_of_one_shard import BestOfOneShard
@@ -34,7 +35,7 @@ from harness.checks.evl.stays_in_eval import StaysInEval
 from harness.checks.evl.sum_not_divided import MetricSumNotDivided
 from harness.checks.evl.totals_kept import TotalsKept
 from harness.checks.evl.unequal_means import MeanOfUnequalMeans
-from harness.model import Finding, Severity
+from harness.model import Finding, OutcomeKind, Severity
 from harness.probe.datasets import pack
 from harness.record import Event, Recording, Run
 
@@ -976,6 +977,12 @@ def zipped(*lengths: int, known: bool = True) -> Any:
 def test_zip_drops_the_tail() -> None:
     (found,) = findings(zipped_parts.ZippedParts, zipped(71, 70))
     assert (found.code, found.where and found.where.line) == ("EVL123", 58) and "1 of 141 gathered items are lost" in found.message
+
+
+def test_a_strict_zip_is_judged_and_silent() -> None:
+    told = [recording([event("gathered", line=57, op="all_gather_object", strict=True)], [row(0)], rank=r) for r in (0, 1)]
+    outcomes, found = judge(run(told), select=("EVL123",))
+    assert not found and [o.kind for o in outcomes if o.code == "EVL123"] == [OutcomeKind.RAN]
 
 
 def test_zip_of_equal_lists() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from builder import event, findings, site
 from replica_runs import two_ranks
 
+from harness.checks.engine import judge
 from harness.checks.opt.plateau_mode import PlateauMode
-from harness.model import Finding, Severity
+from harness.model import Finding, OutcomeKind, Severity
 
 KIND = "ReduceLROnPlateau"
 RISING = [0.52, 0.58, 0.63, 0.66, 0.65, 0.69]
@@ -45,3 +46,14 @@ def test_healthy_schedules() -> None:
     assert not said([300.0, 410.0, 500.0, 600.0], "min", "higher")  # what accumulates
     assert not said([-v for v in RISING], "max", "lower")  # a loss that is turned round
     assert not said(RISING, "", "higher", metric=None)  # a schedule that follows nothing
+
+
+def test_only_a_schedule_that_follows_a_known_metric_is_judged() -> None:
+    def outcome_of(**fields: object) -> OutcomeKind:
+        told = [event("scheduler", line=70, **({"id": 7, "kind": KIND, "lr": 0.1, "metric": 0.5, "mode": "min", "better": "lower"} | fields))]
+        outcomes, _ = judge(two_ranks(extra=lambda rank: told), select=("OPT135",))
+        return next(o.kind for o in outcomes if o.code == "OPT135")
+
+    assert outcome_of() is OutcomeKind.RAN
+    assert outcome_of(better="") is OutcomeKind.NOT_APPLICABLE
+    assert outcome_of(mode="", metric=None) is OutcomeKind.NOT_APPLICABLE

@@ -178,3 +178,9 @@ def test_the_whole_loss_is_divided() -> None:
 )
 def test_a_loss_that_is_made_up_for(near: dict[str, Any]) -> None:
     assert findings(AveragedAgain, whole(**near)) == []
+
+
+def test_an_overflow_that_is_reduced_is_no_count() -> None:
+    inf = float("inf")
+    overflow = event("reduced", line=20, op="all_reduce", reduce="sum", before=[1.0], after=[inf], rows=16, at=0, at_t=0)
+    assert of(counted(more=[overflow])) == of(counted()) != []

@@ -522,6 +522,12 @@ def test_blocks_pile_up(by: str) -> None:
     assert found.message.startswith("64 blocks of shared memory")
 
 
+def test_a_run_without_blocks_is_not_judged() -> None:
+    rows = [row(s) for s in range(70)]
+    kinds = [judge(run([recording(told, rows)]), select=("SHM113",))[0] for told in ([], [event("block_made", line=22)])]
+    assert [next(o.kind for o in outcomes if o.code == "SHM113") for outcomes in kinds] == [OutcomeKind.NOT_APPLICABLE, OutcomeKind.RAN]
+
+
 def test_blocks_that_are_meant() -> None:
     everything = list(range(1, 65))
     assert findings(BlocksLeft, blocks([])) == []  # their reader unlinks them, or the script does at its end
