@@ -19,7 +19,7 @@ from harness.trials import Trial, Tried, run_trials
 
 HANG_TIMEOUT_S = 2.0
 TIMEOUT_S = 60.0
-NUM_LANES = 2  # while one script starts, ends or hangs, the other computes
+NUM_LANES = 3
 
 
 @dataclass

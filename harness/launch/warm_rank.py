@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+import time
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,7 @@ def unsafe_to_fork() -> str:
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    num_threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+    num_threads = _num_threads_settled()
     if num_threads != 1:
         return f"{num_threads} threads run after the imports"
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
@@ -52,6 +53,16 @@ def unsafe_to_fork() -> str:
             if os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/nvidia", "/dev/kfd")):  # noqa: PTH115
                 return "a GPU was opened by the imports"
     return ""
+
+
+def _num_threads_settled() -> int:
+    """A thread that was joined stands in /proc until the kernel has taken it down: one that stays is one that runs."""
+    for _ in range(20):
+        num_threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208
+        if num_threads == 1:
+            break
+        time.sleep(0.005)
+    return num_threads
 
 
 def become(task: Task) -> None:
