@@ -6,6 +6,7 @@ A CPU tensor is read where it lies; a device tensor is copied once for all its s
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -155,7 +156,7 @@ def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
             others.append(i)
     if others:
         _together(tensors, others, each)
-    return wide(b"".join(value.to_bytes(4, "little") for value in each)), each
+    return wide(struct.pack(f"<{len(each)}I", *each)), each
 
 
 def _together(tensors: Sequence[Any], which: Sequence[int], each: list[int]) -> None:
