@@ -52,7 +52,7 @@ def _drawn(constructor: ast.FunctionDef, file: str) -> dict[str, sites.Site]:
         for target in node.targets:
             if isinstance(target, ast.Name):
                 local.add(target.id)
-            elif _is_own(target, owner):
+            elif is_own(target, owner):
                 found[target.attr] = (file, node.lineno, "__init__")  # type: ignore[attr-defined]
     return found
 
@@ -72,7 +72,7 @@ def _read(kind: type, method: str, depth: int) -> set[str]:
     if function is None or not function.args.args:
         return set()
     owner = function.args.args[0].arg
-    named = {n.attr for n in syntax.nodes(function) if isinstance(n, ast.Attribute) and _is_own(n, owner) and isinstance(n.ctx, ast.Load)}
+    named = {n.attr for n in syntax.nodes(function) if isinstance(n, ast.Attribute) and is_own(n, owner) and isinstance(n.ctx, ast.Load)}
     found = {name for name in named if not picks.only_picked(function, owner, name)}
     for name in sorted(named) if depth else ():
         if callable(getattr(kind, name, None)):
@@ -80,7 +80,7 @@ def _read(kind: type, method: str, depth: int) -> set[str]:
     return found
 
 
-def _is_own(node: ast.AST, owner: str) -> bool:
+def is_own(node: ast.AST, owner: str) -> bool:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == owner
 
 

@@ -1,4 +1,4 @@
-"""CKP101-CKP121 on small runs."""
+"""CKP101-CKP122 on small runs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from harness.checks.ckp.partial_load import PartialLoad
 from harness.checks.ckp.prefix_mismatch import PrefixMismatch
 from harness.checks.ckp.restored_lost import RestoredThenRebuilt
 from harness.checks.ckp.resume_incomplete import ResumeIncomplete
+from harness.checks.ckp.running_value_unsaved import RunningValueUnsaved
 from harness.checks.ckp.saved_twice import WrongDictSaved
 from harness.checks.ckp.schedule_over import ScheduleStartsOver
 from harness.checks.ckp.unreadable import CheckpointUnreadable
@@ -792,3 +793,16 @@ def test_a_scheduler_is_given_the_state_of_an_optimizer() -> None:
     assert [f.where and f.where.line for f in findings(ForeignStateRestored, given("state", "param_groups"))] == [62]
     assert len(findings(ForeignStateRestored, given("model"))) == 1
     assert findings(ForeignStateRestored, given()) == []
+
+
+# ---- CKP122 ----
+def test_a_running_value_that_the_file_lacks() -> None:
+    told = event(
+     line=40, path=PATH, module="Scaler", names=["scaler.mean", "scaler.var"], updated=site(23), made=site(12)
+    )
+    found = findings(RunningValueUnsaved, two([*save(), told], []))
+    assert [(f.code, f.where and f.where.line, f.severity) for f in found] == [("CKP122", 12, Severity.WARNING)]
+    assert "`scaler.mean`" in found[0].message and "model.pt" in found[0].message and any("line 23" in n for n in found[0].notes)
+    assert findings(RunningValueUnsaved, two([*save()], [])) == []
+    outcomes, _ = judge(two([], []), select=("CKP122",))
+    assert [o.kind for o in outcomes if o.code == "CKP122"] == [OutcomeKind.NOT_APPLICABLE]
