@@ -41,11 +41,11 @@ class RunningValueUnsaved(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         if not any(True for _ in run.events("save")):
             raise NotApplicable("nothing is saved")
-        found = list(run.events("running_unsaved"))
+        found = [(rank, e) for rank, e in run.events("running_unsaved") if isinstance(e["names"], list) and e["names"]]
         if not found:
             return
         event = found[0][1]
-        names = [str(n) for n in event["names"] or ()]
+        names = [str(n) for n in event["names"]]
         attribute = names[0].rpartition(".")[2]
         updated, at = where_of(event["updated"]), f" at line {event.where.line}" if event.where is not None else ""
         yield self.finding(

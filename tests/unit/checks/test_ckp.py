@@ -70,6 +70,7 @@ def test_nothing_crashes_on_torn_and_empty_recordings() -> None:
         "state_dict",
         "full",
         "params",
+        "running_unsaved",
     )
     torn = [event(kind, line=3, s=1) for kind in kinds]
     torn += [
@@ -798,7 +799,7 @@ def test_a_scheduler_is_given_the_state_of_an_optimizer() -> None:
 # ---- CKP122 ----
 def test_a_running_value_that_the_file_lacks() -> None:
     told = event(
-     line=40, path=PATH, module="Scaler", names=["scaler.mean", "scaler.var"], updated=site(23), made=site(12)
+        "running_unsaved", line=40, path=PATH, module="Scaler", names=["scaler.mean", "scaler.var"], updated=site(23), made=site(12)
     )
     found = findings(RunningValueUnsaved, two([*save(), told], []))
     assert [(f.code, f.where and f.where.line, f.severity) for f in found] == [("CKP122", 12, Severity.WARNING)]
