@@ -92,8 +92,9 @@ class StaysInEval(Check):
 
 
 def _trained_at(run: Run, step: int) -> Where | None:
-    """The loop that trains from this step on."""
-    return next((p.where for p in passes.training(run) if p.opened.step >= step), None)
+    """The loop that trains from this step on; None where a generator goes over the loader, which has no part in it."""
+    where = next((p.where for p in passes.training(run) if p.opened.step >= step), None)
+    return None if where is not None and where.text.startswith("yield from") else where
 
 
 def _last_switch(recording: Recording, opt: int) -> int | None:

@@ -2,7 +2,8 @@
 
 What it does
     The script declares --local-rank (or --local_rank), the launcher did not pass it, its default is not this rank's LOCAL_RANK, and harm
-    shows: no process group although several ranks were started, or ranks that share a device. An error.
+    shows: no process group although several ranks were started, ranks that share a device or ask to be the same rank, or samplers that all
+    deal the share of the default. An error.
 
 Why it is bad
     `python -m torch.distributed.launch` passed the argument; torchrun sets LOCAL_RANK in the environment instead. The default -1 switches
@@ -23,9 +24,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import passes
 from harness.checks.lau import rendezvous
 from harness.model import Finding, Severity
-from harness.record import Event, Recording, Run
+from harness.record import Event, Recording, Run, number
 
 
 class LocalRankArgument(Check):
@@ -33,7 +35,7 @@ class LocalRankArgument(Check):
     name = "local-rank-argument"
     severity = Severity.ERROR
     substantial = False
-    explains = ("LAU101", "LAU110", "LAU111", "LAU114", "DEV101", "DEV102", "HNG*", "SYN126", "DAT102", "OUT102", "OUT103", "CKP101")
+    explains = ("LAU101", "LAU110", "LAU111", "LAU114", "DEV101", "DEV102", "HNG*", "SYN126", "DAT102", "DAT104", "OUT102", "OUT103", "CKP101")
 
     def end(self, run: Run) -> Iterable[Finding]:
         mains = rendezvous.mains(run)
@@ -42,7 +44,7 @@ class LocalRankArgument(Check):
             raise NotApplicable("fewer than two processes were started")
         passed = [rank for rank, r, _ in declared if any("local_rank" in a.replace("-", "_") for a in _argv(r))]
         wrong = [(rank, r, e) for rank, r, e in declared if rank not in passed and e["default"] != _local_rank(r)]
-        harm = self._harm(run, mains)
+        harm = self._harm(run, mains) or _same_share(run, wrong)
         if not wrong or not harm:
             return
         event = wrong[-1][2]
@@ -65,6 +67,15 @@ class LocalRankArgument(Check):
         if len(asked) > 1 and asked[0] >= 0 and len(set(asked)) < len(asked):
             return f"every rank asks to be rank {asked[0]}"
         return ""
+
+
+def _same_share(run: Run, wrong: list[tuple[int, Recording, Event]]) -> str:
+    """The samplers of these ranks were made with the default for their rank."""
+    if not wrong:
+        return ""
+    given = {p.rank: number(p.distributed.get("rank"), -1) for p in passes.training(run) if p.distributed is not None}
+    default = wrong[0][2]["default"]
+    return f"every rank draws the share of rank {default}" if all(given.get(rank) == default != rank for rank, _, _ in wrong) else ""
 
 
 def _argv(recording: Recording) -> list[str]:

@@ -2,7 +2,8 @@
 
 What it does
     Compares the rank that each process brought to its rendezvous: what it passed to init_process_group, else RANK in its environment at
-    that moment. An error.
+    that moment. An error. So too for processes that the script starts and that each take rank 0 of 1 from the environment of the one that started
+    them.
 
 Why it is bad
     Two rank 0 want to listen on one port: torch says "address already in use", which sends the search to the network. Or the group waits
@@ -45,7 +46,7 @@ class SameRankTwice(Check):
         groups: dict[tuple[int, str], list[Recording]] = {}
         for recording in tried:
             rank, world = rendezvous.effective(recording)
-            if rank >= 0 and world > 1:
+            if rank >= 0 and (world > 1 or (world == 1 and _took_the_launchers(recording))):
                 groups.setdefault((rank, _place(recording)), []).append(recording)
         doubled = [(key, same) for key, claims in groups.items() if len(same := _at_one_time(claims)) > 1]
         if not doubled:
@@ -54,6 +55,9 @@ class SameRankTwice(Check):
         launched = sorted(r.env_rank for r in same if r.env_rank >= 0)
         if (spawned := _spawned_by(run, same)) is not None:
             yield self._two_launchers(rank, same, spawned)
+            return
+        if rendezvous.effective(same[0])[1] == 1:
+            yield self._each_alone(same)
             return
         yield self.finding(
             f"{len(same)} processes ask to be rank {rank}",
@@ -74,6 +78,22 @@ class SameRankTwice(Check):
             help="start a script that makes its own processes with plain `python`; or under torchrun, leave the spawning out and call the training "
             'function once, with `rank=int(os.environ["RANK"])`',
         )
+
+
+    def _each_alone(self, same: list[Recording]) -> Finding:
+        return self.finding(
+            f"{len(same)} processes that the script starts all ask to be rank 0 of a world of 1: init_process_group takes the RANK and WORLD_SIZE that "
+            "they inherit from the launcher",
+            where=same[0].of("rendezvous")[-1].where,
+            ranks=[0],
+            notes=[f"they meet at {_place(same[0])}; each would train a model of its own"],
+            help='tell each its place: `dist.init_process_group("gloo", rank=index, world_size=num_processes)`',
+        )
+
+
+def _took_the_launchers(recording: Recording) -> bool:
+    """A process that the script made, and that says no rank of its own."""
+    return recording.role == "child" and recording.of("rendezvous")[-1]["asked_rank"] in (None, -1)
 
 
 def _spawned_by(run: Run, same: list[Recording]) -> list[tuple[Recording, Event]] | None:

@@ -229,6 +229,21 @@ def test_local_rank_default_switches_distribution_off() -> None:
     assert "no process group was made" in found.message and found.where and found.where.line == 3
 
 
+def test_a_local_rank_default_as_the_rank_of_the_sampler() -> None:
+    def dealt(of: int) -> list[Event]:
+        fields = {"loop": 1, "loader": 0}
+        return [
+            event("loader", line=64, distributed={"num_replicas": 2, "rank": of}, **fields),
+            event("pass", line=64, grad=True, backwards=3, complete=True, **fields),
+        ]
+
+    joined = [pg(True, rank=r, world_size=2, backend="gloo") for r in range(2)]
+    of = run([declares(r, 0, events=(joined[r], *dealt(0))) for r in range(2)])
+    assert [f.message.partition("and ")[2] for f in findings(LocalRankArgument, of)] == ["every rank draws the share of rank 0"]
+    of = run([declares(r, 0, events=(joined[r], *dealt(r))) for r in range(2)])
+    assert findings(LocalRankArgument, of) == []
+
+
 def test_local_rank_passed_or_overridden_is_silent() -> None:
     joined = pg(True, rank=0, world_size=2, backend="gloo")
     assert findings(LocalRankArgument, run([declares(r, 0, events=(joined,)) for r in range(2)])) == []
@@ -262,6 +277,17 @@ def test_two_processes_ask_for_one_rank() -> None:
     asks["asked_rank"] = None
     of = run([recording([event("rendezvous", line=4, rank=str(r), **asks)], rank=r) for r in range(2)])
     assert findings(SameRankTwice, of) == []
+
+
+@pytest.mark.parametrize(
+    ("role", "asked", "ports", "num"),
+    [("child", None, ("1", "1"), 1), ("child", 0, ("1", "1"), 0), ("child", None, ("1", "2"), 0), ("main", None, ("1", "1"), 0)],
+)
+def test_spawned_processes_that_inherit_a_world_of_one(role: str, asked: int | None, ports: tuple[str, str], num: int) -> None:
+    asks = {"address": "127.0.0.1", "world_size": "1", "rank": "0", "asked_rank": asked}
+    of = run([recording([event("rendezvous", line=4, port=port, **asks)], role=role, pid=i) for i, port in enumerate(ports, 11)])
+    found = findings(SameRankTwice, of)
+    assert len(found) == num and all("rank 0 of a world of 1" in f.message for f in found)
 
 
 @pytest.mark.parametrize(("left", "num"), [("pg_destroy", 0), ("end", 0), ("", 1)])
