@@ -14,6 +14,7 @@ from harness.record import Event, Recording, Run, number
 
 MIN_STEPS = 3  # drawn differently before, alike after
 NEVER = 1 << 60
+MAX_LATER = 16  # states compared
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,14 @@ def states(run: Run, at: Restored) -> int:
     """Steps behind the restoring at which torch's generators are in equal states that move; 0 unless so at all of them, and at none before."""
     earlier, later = 0, []
     for step in run.steps():
-        if step.complete and step.index < min(64, at.until):
+        if step.complete and step.index < at.until and step.index != at.step:  # the restoring may lie within that one
             equal, row = step.same("rng"), step.rows[0]
-            if row is None or not row.rng or equal != (step.index >= at.step):
-                if step.index == at.step:
-                    continue  # the restoring may lie within it
+            if row is None or not row.rng:
+                continue
+            if equal != (step.index > at.step):
                 return 0
             earlier += step.index < at.step
             later += [row.rng] if step.index > at.step else []
+            if len(later) == MAX_LATER:
+                break
     return len(later) if earlier >= MIN_STEPS and len(later) >= MIN_STEPS and len(set(later)) == len(later) else 0

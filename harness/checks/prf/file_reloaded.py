@@ -1,8 +1,9 @@
 """PRF108 file-reloaded: one file is loaded whole again and again while training waits
 
 What it does
-    Counts and times the calls of torch.load by file and statement. 32 and more loads of one file by one statement, in several steps, that
-    together take over half a second and over a quarter of the training time are a warning at that statement.
+    Counts and times the calls of torch.load, numpy.load (and the arrays of an .npz), numpy.loadtxt, json.load, pickle.load and pandas' readers by
+    file and statement. 32 and more loads of one file by one statement, in several steps, that together with those of other files by the same
+    function take over half a second and over a quarter of the training time are a warning at that statement.
 
 Why it is bad
     A dataset that reads its whole file for every item spends a batch's time on copies of what is in memory already; on a shared file
@@ -20,7 +21,7 @@ Right
         return self.x[i]
 
 Known limits
-    Only torch.load is followed, and not in the workers of a loader. A file that is mapped (`mmap=True`) costs little and stays silent.
+    Other readers are not followed, nor is what the workers of a loader read. A file that is mapped (`mmap=True`) costs little and stays silent.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.prf import pace
 from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.record import Event, Recording, Run
 
 MIN_STEPS, MIN_S, MIN_SHARE = 4, 0.5, 0.25
 
@@ -45,17 +46,34 @@ class FileReloaded(Check):
         trained = [(rank, r, sum(pace.column(r, "wall_s"))) for rank, r in enumerate(run.ranks) if r is not None and r.num_rows]
         if not trained:
             raise NotApplicable("no rank took an optimizer step")
-        slow: list[tuple[float, float, int, Event]] = []
-        for rank, recording, wall_s in trained:
-            last = {(e["path"], e.where): e for e in recording.of("reload") if e["steps"] >= MIN_STEPS}
-            slow += [(e["took_s"], wall_s, rank, e) for e in last.values() if e["took_s"] >= max(MIN_S, MIN_SHARE * wall_s)]
+        slow = [
+            (sum(e["took_s"] for e in again), wall_s, rank, again)
+            for rank, recording, wall_s in trained
+            for again in _by_function(recording)
+            if sum(e["took_s"] for e in again) >= max(MIN_S, MIN_SHARE * wall_s)
+        ]
         if not slow:
             return
-        took_s, wall_s, rank, event = max(slow, key=lambda s: s[0])
+        took_s, wall_s, rank, again = max(slow, key=lambda s: s[0])
+        event = max(again, key=lambda e: e["took_s"])
+        files = sorted({str(e["path"]).rpartition("/")[2] for e in again})
+        num = sum(e["num"] for e in again if e.where == event.where)
         yield self.finding(
-            f"the same file is loaded whole {event['num']} times and more by this statement",
+            f"the same file is loaded whole {event['num']} times and more by this statement"
+            if len(files) == 1
+            else f"the same {len(files)} files are loaded whole {num} times and more by this statement",
             where=event.where,
             ranks=sorted({s[2] for s in slow}),
-            notes=[f"rank {rank}: {took_s:.1f} s of {wall_s:.1f} s of training went into loading {event['path'].rpartition('/')[2]}"],
-            help="load it once, in the dataset's `__init__`, and index what is in memory (or load with mmap=True)",
+            notes=[f"rank {rank}: {took_s:.1f} s of {wall_s:.1f} s of training went into loading {', '.join(files[:4])}"],
+            help="load it once, in the dataset's `__init__` or behind a `functools.lru_cache`, and index what is in memory (or map the file)",
         )
+
+
+def _by_function(recording: Recording) -> list[list[Event]]:
+    """What each function of the script loaded in several steps, by file and statement; the last that was told."""
+    last = {(e["path"], e.where): e for e in recording.of("reload") if e["steps"] >= MIN_STEPS and e.where is not None}
+    found: dict[tuple[str, str], list[Event]] = {}
+    for event in last.values():
+        if event.where is not None:
+            found.setdefault((event.where.file, event.where.function), []).append(event)
+    return list(found.values())

@@ -5,7 +5,7 @@ Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (nam
 messages), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
 one), inside (called by autograd: from a hook, or an autograd.Function's backward), graphed (the tensor has a graph, a loss before its backward;
-at the first call of a statement its stack [site...]).
+at the first call of a statement its stack [site...]), replicated (a parameter that DDP keeps equal is broadcast or reduced).
 Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
@@ -17,7 +17,7 @@ import time
 import weakref
 from typing import Any
 
-from .. import conditions, digests, entries, failures, protocol, sites, variables
+from .. import conditions, digests, entries, failures, protocol, replicated, sites, variables
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers, handles, queue
@@ -68,6 +68,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"root": root} if op in ROOT and (root := _root(op, args, kwargs)) is not None else {}),
         **({"inside": True} if S.in_backward else {}),
         **({"graphed": _stack_of(site)} if graphed else {}),
+        **({"replicated": True} if op in ("broadcast", "all_reduce") and replicated.holds(tensor) else {}),
     )
     if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
         _told.add(site)

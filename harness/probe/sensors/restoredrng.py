@@ -34,6 +34,7 @@ def _plain_digest(state: Any) -> int:
 def _note(what: str, caller: Any, now: Callable[[], Any], state: Any) -> None:
     digest = _torch_digest if what == "torch" else _plain_digest
     _told[0] += 1
+    rng.tell_again()
     S.recorder.event("rng_restored", sites.of_frame(caller), what=what, before=digest(now()), state=digest(state))
 
 

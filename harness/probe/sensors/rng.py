@@ -1,8 +1,8 @@
 """Random numbers: generator states a step, and values drawn by random functions that the user's own code calls.
 
-Event "draw" (of the first 64 steps, one a call site, step and phase): site, fn, at (step), num (calls), numel (of all), rows (first
-dimension of the last value, 0: a scalar), digest (of all values in order), whole (a floating point function), generator (one was passed
-explicitly), data (inside a data loader's fetch), grad (gradients were on).
+Event "draw" (of the first 64 steps and of 16 behind a `set_rng_state`, one a call site, step and phase): site, fn, at (step), num (calls),
+numel (of all), rows (first dimension of the last value, 0: a scalar), digest (of all values in order), whole (a floating point function),
+generator (one was passed explicitly), data (inside a data loader's fetch), grad (gradients were on).
 Event "seed": site, what ("torch" | "python" | "numpy"), value; the user's code seeded a global generator.
 """
 
@@ -21,6 +21,8 @@ from ..patching import after, quiet, wrap
 from ..state import S, mix
 
 NUM_STEPS = 64
+NUM_AGAIN = 16  # steps that are told once more behind a random state that was put back
+told_until = [NUM_STEPS]
 FUNCTIONS = ("randn", "rand", "randint", "randn_like", "rand_like", "randint_like", "normal", "bernoulli", "multinomial", "poisson")
 METHODS = ("normal_", "uniform_", "bernoulli_", "random_", "exponential_")
 NUMPY = (
@@ -45,16 +47,21 @@ early = [0, 0, 0]  # before the first backward: draws, elements, digest of the f
 _open: dict[tuple[Any, ...], list[Any]] = {}  # (site, fn, data, grad) -> [step, calls, numel, rows, digest, generator] not yet written
 
 
+def tell_again() -> None:
+    """A global generator is put into another state: what is drawn from here on may be new, or another rank's."""
+    told_until[0] = max(told_until[0], S.steps + NUM_AGAIN)
+
+
 def digest(step: int) -> int:
     """State of torch's CPU generator; 7 us."""
     import torch
 
-    return digests.wide(bytes(torch.default_generator.get_state().numpy().data)) if step < 64 or (step % 16 == 0 and not S.light) else 0
+    return digests.wide(bytes(torch.default_generator.get_state().numpy().data)) if step < told_until[0] or (step % 16 == 0 and not S.light) else 0
 
 
 def python_digest(step: int) -> int:
     """States of `random` and numpy's global generator, 0 if they did not move since the last look."""
-    if step >= 64:
+    if step >= told_until[0]:
         return 0
     now = hash(random.getstate()[1]) & 0xFFFFFFFFFFFF
     numpy = sys.modules.get("numpy")
@@ -131,11 +138,11 @@ def _make(name: str, source: str = "torch") -> Any:
         @functools.wraps(original)
         def drawn(*args: Any, **kwargs: Any) -> Any:
             value = original(*args, **kwargs)
-            if not S.busy and (S.steps < NUM_STEPS or tally.on) and not S.recorder.disabled and sites.is_user_code(sys._getframe(1).f_code):
+            if not S.busy and (S.steps < told_until[0] or tally.on) and not S.recorder.disabled and sites.is_user_code(sys._getframe(1).f_code):
                 if tally.on:
                     if source != "torch" or kwargs.get("generator") is None:
                         tally.add(source, sites.here(2))
-                    if S.steps >= NUM_STEPS:
+                    if S.steps >= told_until[0]:
                         return value
                 num_user_draws[0] += 1
                 if not S.backwards:

@@ -148,7 +148,7 @@ class Reloads:
         self.took_s = 0.0
 
 
-def _note_reload(f: Any, site: sites.Site, took_s: float) -> None:
+def note_reload(f: Any, site: sites.Site, took_s: float) -> None:
     path = path_of(f)
     if not path or (len(_again) >= MAX_LOADS and (path, site) not in _again):
         return
@@ -162,7 +162,7 @@ def _note_reload(f: Any, site: sites.Site, took_s: float) -> None:
 
 
 def _load(original: Any) -> Any:
-    before, after, failed, reload = quiet(_before_load), quiet(_after_load), quiet(_failed_load), quiet(_note_reload)
+    before, after, failed, reload = quiet(_before_load), quiet(_after_load), quiet(_failed_load), quiet(note_reload)
 
     def load(f: Any, *args: Any, **kwargs: Any) -> Any:
         site = sites.here(2)

@@ -732,10 +732,11 @@ def test_one_random_state_put_back_on_all_ranks() -> None:
 
 
 def test_one_random_state_put_back_and_dropout() -> None:
-    def run(*later: int, before: tuple[int, int] = (1, 2)) -> Run:
-        rows = [[row(n, rng=(100 * (r + 1) if n < 4 else later[r]) + n) for n in range(10)] for r in range(2)]
+    def run(*later: int, before: tuple[int, int] = (1, 2), at: int = 4, every: int = 1) -> Run:
+        seen = [n for n in range(at + 6) if n >= at or n % every == 0]
+        rows = [[row(n, rng=((100 * (r + 1) if n < at else later[r]) + n) if n in seen else 0) for n in range(at + 6)] for r in range(2)]
         told = [
-            [event("layers", opt=0, dropout=1, batchnorm=0), event("rng_restored", s=4, line=57, what="torch", before=before[r], state=5)]
+            [event("layers", opt=0, dropout=1, batchnorm=0), event("rng_restored", s=at, line=57, what="torch", before=before[r], state=5)]
             for r in range(2)
         ]
         return two(*told, rows=(rows[0], rows[1]))
@@ -743,6 +744,8 @@ def test_one_random_state_put_back_and_dropout() -> None:
     assert said(RankIdenticalRng, run(500, 500)).severity is Severity.WARNING
     silent(RankIdenticalRng, run(500, 600))  # a state of each rank's own follows
     silent(RankIdenticalRng, run(500, 500, before=(1, 1)))
+    assert "step 120" in said(RankIdenticalRng, run(500, 500, at=120, every=16)).message  # states are kept at few of the later steps
+    silent(RankIdenticalRng, run(500, 600, at=120, every=16))
 
 
 def test_worker_seeds() -> None:

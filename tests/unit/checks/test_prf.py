@@ -20,10 +20,12 @@ from harness.checks.prf.saves_every_step import SavesEveryStep
 from harness.checks.prf.straggler import Straggler
 from harness.checks.prf.sync_every_micro_batch import SyncEveryMicroBatch
 from harness.checks.prf.threads_oversubscribed import ThreadsOversubscribed
+from harness.checks.prf.weights_sent_again import WeightsSentAgain
 from harness.checks.prf.workers_restarted import WorkersRestarted
 from harness.model import Severity
 from harness.record import Event, Recording, Run
 from tests.unit.checks.builder import event, findings, recording, row, run, site
+from tests.unit.checks.replica_runs import setup
 
 WRAP = {"index": 0, "numels": [100], "names": ["w"], "find_unused": False, "static_graph": False, "buffers": [], "batchnorms": 0}
 
@@ -223,6 +225,18 @@ def test_a_file_loaded_for_every_item_is_named() -> None:
     assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 29
 
 
+def test_files_loaded_for_every_item_count_together() -> None:
+    def of(took_s: float, function: str) -> Run:
+        told = [
+            event("reload", site=site(30 + i % 2, func="read" if i % 2 else function), path=f"/data/{i}.npz", num=64, took_s=took_s, steps=9) for i in range(4)
+        ]
+        return run([recording(told, [row(s, wall_s=0.1) for s in range(33)])])
+
+    (found,) = findings(FileReloaded, of(0.3, "read"))
+    assert "the same 4 files are loaded whole 128 times" in found.message and "1.2 s of 3" in found.notes[0]
+    assert findings(FileReloaded, of(0.3, "other")) == []  # neither function alone
+
+
 def test_quick_or_early_loads_are_healthy() -> None:
     assert findings(FileReloaded, reloading(512, 0.4, 16)) == []
     assert findings(FileReloaded, reloading(64, 2.0, 1)) == []
@@ -398,6 +412,33 @@ def test_ranks_that_bind_themselves_to_one_core(calls: list[tuple[list[int], lis
     assert len(found) == fires
     if fires:
         assert found[0].where is not None and found[0].where.line == 23
+
+
+# ---- PRF115: weights that DDP keeps equal are sent again ----
+def sent_again(
+    num: int = 20, *, each_ms: float = 1.0, steps: range = range(20), parted: int = -1, wrapped: bool = True, ranks: tuple[int, ...] = (0, 1)
+) -> Run:
+    def rank(r: int) -> Recording:
+        sends = [event("coll", s=s, line=45, op="broadcast", numel=64, replicated=True) for s in steps for _ in range(num)] if r in ranks else []
+        rows = [row(s, param=100 + s + (1000 * r if s == parted else 0), wall_s=0.1, num_coll=num, coll_s=num * each_ms / 1e3) for s in range(20)]
+        return recording([*setup(r, ddp=wrapped), *sends], rows, rank=r)
+
+    return run([rank(0), rank(1)])
+
+
+def test_weights_that_are_sent_again() -> None:
+    (found,) = findings(WeightsSentAgain, sent_again())
+    assert (found.code, found.severity, found.where and found.where.line) == ("PRF115", Severity.WARNING, 45)
+    assert found.message == "20 parameters that DDP keeps equal are broadcast again in every step: 20% of its time"
+    assert [f.severity for f in findings(WeightsSentAgain, sent_again(each_ms=0.1))] == [Severity.ADVICE]
+
+
+def test_weights_that_are_sent_for_a_reason() -> None:
+    assert findings(WeightsSentAgain, sent_again(parted=7)) == []  # the broadcast mends something
+    assert findings(WeightsSentAgain, sent_again(steps=range(0, 20, 5))) == []  # a safeguard now and then
+    assert findings(WeightsSentAgain, sent_again(steps=range(1))) == []  # once, before training
+    assert findings(WeightsSentAgain, sent_again(wrapped=False)) == []
+    assert findings(WeightsSentAgain, sent_again(ranks=(0,))) == []
 
 
 # ---- PRF114: compiled in every step ----
