@@ -77,9 +77,9 @@ def _digest(states: dict[str, int], names: list[str]) -> int:
 
 
 def told(dataset: Any, page: mmap.mmap, at: int, num_workers: int) -> dict[str, Any] | None:
-    """In the rank: name, site (where the generator is made), workers: [found, left, left] of each that drew in both fetches."""
+    """In the rank: name, site (where the generator is made), workers: [found, left, left (0: no second fetch, or it drew nothing)] of each that drew."""
     rows = [ENTRY.unpack_from(page, at + ENTRY.size * w) for w in range(min(num_workers, MAX_WORKERS))]
-    rows = [r for r in rows if all(r)]
+    rows = [r for r in rows if all(r[:3])]
     if not rows:
         return None
     name, owner, attribute = next(((p, o, a) for p, o, a, _ in held(dataset) if crc32(p.encode()) == rows[0][0]), ("", None, ""))

@@ -131,7 +131,7 @@ def _copied(one: Pass) -> tuple[str, Where | None] | None:
     if one.closed is None or len(rows) < 2 or len({(found, left) for found, left, _ in rows}) > 1:
         return None
     found, left, later = rows[0]
-    if len({found, left, later}) < 3 or any(row[2] == left for row in rows):  # seeded with one value for each sample
+    if not all(row[2] for row in rows) or len({found, left, later}) < 3 or any(row[2] == left for row in rows):  # seeded with one value for each sample
         return None
     return str(one.closed["worker_own"].get("name")), where_of(one.closed["worker_own"].get("site"))
 
@@ -162,8 +162,10 @@ def _seeded_at(run: Run, one: Pass) -> Where | None:
 
 
 def _shared_state(group: list[Pass]) -> str:
-    """Name of a generator of the dataset whose state, which every worker starts from, is equal on all ranks."""
+    """Name of a generator of the dataset whose state, which every worker starts from, is equal on all ranks; what the workers themselves have
+    found counts more: a worker_init_fn may have given each its own."""
     owns = [own_states(p)[0] for p in group]
-    if not all(_moved(p)[3] for p in group):
+    found = [{row[0] for row in _found_states(p)} for p in group]
+    if not all(_moved(p)[3] for p in group) or (all(found) and not set.intersection(*found)):
         return ""
     return next((str(n) for n in owns[0] if len({repr(o.get(n)) for o in owns}) == 1), "")

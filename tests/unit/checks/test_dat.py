@@ -803,6 +803,21 @@ def test_a_generator_that_is_copied_into_the_workers() -> None:
     silent(WorkerRngIdentical, run([5, 6, 7], [5, 6, 8], iterable=True))
 
 
+def test_a_generator_in_one_state_on_all_ranks() -> None:
+    def run(*workers: list[list[int]]) -> Run:
+        own = (
+            one_pass(0, share(r), **shuffled(r), num_workers=2, base_seed=70 + r, worker_random=[0, 0, 0, 1], own=[{"rng": 7}, {"rng": 7}],
+                     worker_own={"name": "rng", "site": site(19), "workers": workers[r]} if workers else None)
+            for r in range(2)
+        )  # fmt: skip
+        return two(*own)
+
+    assert "`rng` is in the same state on all ranks" in said(WorkerRngIdentical, run()).message
+    assert "`rng`" in said(WorkerRngIdentical, run([[5, 6, 0], [5, 6, 0]], [[5, 6, 0], [5, 6, 0]])).message  # one fetch each
+    silent(WorkerRngIdentical, run([[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]]))  # worker_init_fn gave each its own
+    silent(WorkerRngIdentical, run([[1, 2, 0], [4, 5, 0]], [[7, 8, 0], [10, 11, 0]]))
+
+
 def test_sample_order() -> None:
     mapping = [list(range(64)), list(range(63, -1, -1))]
 
