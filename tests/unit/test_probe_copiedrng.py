@@ -66,9 +66,10 @@ def test_seeded_for_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     found = told(monkeypatch, lambda held, worker, nth: draw(held.rng.manual_seed(10 * worker + nth)))
     assert found is not None and found["workers"][0][1] != found["workers"][1][1]
     same = told(monkeypatch, lambda held, worker, nth: draw(held.rng.manual_seed(9)))
-    assert same is None  # the second fetch left it as it was
+    assert same is not None and [row[2] for row in same["workers"]] == [0, 0]  # the second fetch left it as it was
 
 
 def test_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, lambda held, worker, nth: draw(held.rng) if not nth else None) is None  # a list that all workers shuffle alike
+    once = told(monkeypatch, lambda held, worker, nth: draw(held.rng) if not nth else None)  # a list that all workers shuffle alike
+    assert once is not None and [row[2] for row in once["workers"]] == [0, 0]
     assert told(monkeypatch, lambda held, worker, nth: None) is None
