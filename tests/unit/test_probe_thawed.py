@@ -20,7 +20,7 @@ SITE = ("/home/u/train.py", 9, "main")
 def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     found: list[dict[str, Any]] = []
     monkeypatch.setattr(thawed, "_parts", {})
-    monkeypatch.setattr(thawed, "S", SimpleNamespace(compiling=False, recorder=SimpleNamespace(event=lambda kind, site, **fields: found.append(fields))))
+    monkeypatch.setattr(thawed, "S", SimpleNamespace(compiling=False, steps=0, recorder=SimpleNamespace(event=lambda kind, site, **fields: found.append(fields))))
     monkeypatch.setattr(sites, "as_json", lambda site: None)
     yield found
 
@@ -93,6 +93,15 @@ def test_an_outer_train_takes_the_eval_back(told: list[dict[str, Any]]) -> None:
 def test_frozen_after_its_eval(told: list[dict[str, Any]]) -> None:
     model = net()
     not_frozen(model)
+    freeze(model[0])
+    train(model, outer)
+    assert [one["frozen"] for one in told] == [True]
+
+
+def test_frozen_after_the_train_that_takes_it_back(told: list[dict[str, Any]]) -> None:
+    model = net()
+    not_frozen(model)
+    switch(model, True)
     freeze(model[0])
     train(model, outer)
     assert [one["frozen"] for one in told] == [False]

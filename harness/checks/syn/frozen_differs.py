@@ -16,7 +16,8 @@ Right
     torch.manual_seed(0)                  # the same on every rank, or broadcast its parameters from rank 0
 
 Known limits
-    Only models that are called during the first three steps are compared.
+    Only models that are called during the first three steps are compared, and those that all ranks measure with, each on its own samples: an
+    average that rank 0 keeps for itself, measures and saves is its own affair.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class FrozenModuleDiffers(Check):
             return
         for others in zip(*columns, strict=False):
             one = others[0]
-            if not all(o.get("called") and o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others):
+            alike = all(o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others)
+            if not alike or not (all(o.get("called") for o in others) or _measured(run, str(one.get("module")))):
                 continue
             if len({o.get("digest") for o in others}) > 1 and not any(o.get("grad") for o in others):
                 moved = tuple(rank for rank, o in enumerate(others) if o.get("digest") != o.get("first"))
@@ -69,3 +71,14 @@ class FrozenModuleDiffers(Check):
             notes=[f"{one['num']} parameters, for example {replicas.listed(one.get('names') or [])}"],
             help="update it on every rank, from weights that are equal there; a target that only one rank moves teaches the ranks different things",
         )
+
+
+def _measured(run: Run, module: str) -> bool:
+    """Whether every rank measures with such a model, each on samples of its own and with other weights: the numbers are of several models."""
+    columns = [[e for e in r.of("evaluated") if e["module"] == module] for r in run.present]
+    if len(columns) < run.world_size or not all(columns):
+        return False
+    return any(
+        len({e.where for e in events}) == 1 and len({e["weights"] for e in events}) > 1 and len({e["inputs"] for e in events}) > 1
+        for events in zip(*columns, strict=False)
+    )

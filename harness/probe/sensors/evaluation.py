@@ -2,7 +2,7 @@
 
 Event "evaluated" (when the model goes back to train mode, before the next step, or at the end; first 100): site (of the first forward),
 module, num_forwards, rows (samples in them), inputs (digest of the inputs in order), first_t, last_t, first_y, last_y, grad (gradients
-were on), looped (a pass over a loader was open).
+were on), looped (a pass over a loader was open), weights (digest of the module's parameters at the first forward).
 A global forward hook is there only while such a model is in eval mode, and not once something is compiled.
 """
 
@@ -30,6 +30,7 @@ class Evaluation:
 
     def __init__(self, module: Any, site: sites.Site) -> None:
         self.module = type(module).__name__
+        self.weights = digests.of_tensors(list(module.parameters()))[0]
         self.site = site
         self.num_forwards = self.rows = self.inputs = 0
         self.first_t = self.last_t = time.time_ns()
@@ -61,7 +62,7 @@ def finish() -> None:
             S.recorder.event(
                 "evaluated", one.site, module=one.module, num_forwards=one.num_forwards, rows=one.rows, inputs=one.inputs,
                 first_t=one.first_t,
-                last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped,
+                last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped, weights=one.weights,
             )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Frozen batch normalisations whose part of the model the script put into eval mode, and an outer train() put back: their statistics move.
 
 Event "frozen_moves" (once a part): site (the eval() of the part), train (the train() of a module around it), module, norms (how many of its
-layers moved), steps (in how many steps), frozen (their parameters were frozen when eval() was called).
+layers moved), steps (in how many steps), frozen (their parameters were frozen when eval() was called, or by the train(), with no step between).
 A part is a module below a trained model. Looked at are 64 steps after such a train(). A part that goes to eval mode, or is called in it, without
 gradients is evaluated, and is none. Movement is told by the version of the count of batches, which waits for no device.
 """
@@ -26,6 +26,7 @@ class Part:
     module: weakref.ref[Any]
     site: sites.Site
     frozen: bool
+    at_step: int
     train: sites.Site | None = None
     evaluated: bool = False
     looks: int = 0
@@ -68,7 +69,7 @@ def note_switch(module: Any, mode: bool, site: sites.Site) -> None:
     elif len(_parts) < MAX_PARTS and (norms := _norms(module)):
         frozen = all(_is_frozen(m) for m in norms)
         _parts[id(module)] = Part(
-            weakref.ref(module), site, frozen, evaluated=not torch.is_grad_enabled(), norms=[weakref.ref(m) for m in norms]
+            weakref.ref(module), site, frozen, S.steps, evaluated=not torch.is_grad_enabled(), norms=[weakref.ref(m) for m in norms]
         )
 
 
@@ -80,6 +81,8 @@ def _put_back(outer: Any, site: sites.Site) -> None:
         if module is None or part.evaluated:
             del _parts[key]
         else:
+            norms = [m for ref in part.norms if (m := ref()) is not None]
+            part.frozen = part.frozen or (part.train is None and S.steps == part.at_step and all(_is_frozen(m) for m in norms))
             part.train = part.train or site
 
 
