@@ -4,7 +4,7 @@ hand-written sync.
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
 "sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler,
 made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss).
-Event "accumulation" (first 24 steps): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync, dropped (see thrown.py).
+Event "accumulation" (first 24 steps, and 16 later ones of another number of backwards): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): opt, names {position: name}, own (values before DDP's communication hook,
 where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
 parameters on the CPU right before the first six steps).
@@ -302,7 +302,8 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             weights=_weights(optimizer) if S.steps < GRADIENT_STEPS else {},
             backwards=S.since.num_backward,
         )
-    if S.steps < 24:
+    if S.steps < 24 or _is_unusual(counted):
+        _usual[0] = len(counted) and counted[0][1]
         S.recorder.event(
             "accumulation",
             S.loss_site,
@@ -313,6 +314,15 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             no_sync=S.since.last_no_sync,
             rows=S.batch_rows,
         )
+
+
+_usual = [0, 16]  # backwards of the first statement in a step that was told; how many unusual ones are still told
+
+
+def _is_unusual(counted: list[Any]) -> bool:
+    unusual = bool(counted) and counted[0][1] != _usual[0] and _usual[1] > 0
+    _usual[1] -= unusual
+    return unusual
 
 
 def _make(original: Any) -> Any:
