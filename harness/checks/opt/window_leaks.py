@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from itertools import pairwise
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
@@ -77,7 +78,7 @@ def _counts(recording: Recording) -> dict[int, int]:
 def _leaks(run: Run, rank: int, window: int, counts: dict[int, int]) -> list[tuple[int, int]]:
     """(first step of a pass, micro-batches in it) of each pass that follows another; empty unless all take what was left over, and no other step does."""
     trained = [p for p in passes.training(run) if p.rank == rank and p.closed is not None]
-    firsts = {after.opened.step: before.num_batches % window for before, after in zip(trained, trained[1:], strict=False) if before.key == after.key}
+    firsts = {after.opened.step: before.num_batches % window for before, after in pairwise(trained) if before.key == after.key}
     seen = {step: left for step, left in firsts.items() if step in counts and left}
     if not seen or any(counts[step] != window + left for step, left in seen.items()):
         return []

@@ -4,7 +4,8 @@ hand-written sync.
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
 "sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler,
 made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss).
-Event "accumulation" (first 24 steps, and 16 later ones of another number of backwards): sites: [[site, backwards since the gradients were zero]], opt, reduces, no_sync, dropped (see thrown.py).
+Event "accumulation" (first 24 steps, and 16 later ones of another number of backwards): sites: [[site, backwards since the gradients were zero]],
+opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): opt, names {position: name}, own (values before DDP's communication hook,
 where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
 parameters on the CPU right before the first six steps).
