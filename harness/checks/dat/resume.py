@@ -3,7 +3,7 @@
 What it does
     Compares the order of training passes after a checkpoint was loaded with that of passes that were complete when it was saved, also
     over several generations of processes of one run. Besides: a pass that begins in the middle of an order which an earlier pass has
-    drawn to its end.
+    drawn to its end; and (a warning) one that begins anew with the order of the pass that was given up for the save.
 
 Why it is bad
     The epochs that follow the resume repeat the shuffles of the first ones: batches that the model has seen in this very order, while
@@ -25,6 +25,7 @@ Known limits
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
@@ -65,6 +66,10 @@ class ShuffleRestarts(Check):
                 yield self._found(run, *found)
                 return
         for history in shuffled:
+            interrupted = _interrupted(history)
+            if interrupted is not None:
+                yield self._from_its_start(run, *interrupted)
+                return
             restarted = _restarted(history)
             if restarted is not None:
                 yield self._restarted_at(run, *restarted)
@@ -77,6 +82,17 @@ class ShuffleRestarts(Check):
             ranks=run.rank_ids,
             notes=["model and optimizer state were loaded before this pass"],
             help="go on from the stored epoch: `for epoch in range(start, epochs): sampler.set_epoch(epoch)`",
+        )
+
+    def _from_its_start(self, run: Run, again: Pass, earlier: Pass) -> Finding:
+        return self.finding(
+            f"after the resume the interrupted epoch starts with its first batch again: {earlier.num_batches} batches that were trained on before the save "
+            "are trained on twice",
+            where=again.where,
+            ranks=run.rank_ids,
+            notes=[f"the first {min(len(again.indices), len(earlier.indices))} indices of rank {again.rank} are those of the pass before the save"],
+            help="skip what the epoch has seen, `itertools.islice(loader, step % len(loader), None)`, or save at the ends of epochs",
+            severity=Severity.WARNING,
         )
 
     def _found(self, run: Run, again: Pass, earlier: Pass, how: str) -> Finding:
@@ -129,6 +145,20 @@ def _replayed(history: list[tuple[Recording, Pass]]) -> tuple[Pass, Pass, str] |
                     earlier,
                     "the shuffles restart with the first epoch's" if _is_first(history, earlier) else "an epoch is repeated",
                 )
+    return None
+
+
+def _interrupted(history: list[tuple[Recording, Pass]]) -> tuple[Pass, Pass] | None:
+    """The first pass after a load that trains from the first batch on in the order of the pass before it, which was given up in the middle, and whose
+    steps are in the file that was loaded: no step was taken between the two."""
+    for (former, earlier), (recording, one) in pairwise(history):
+        loaded = _loaded_before(recording, one) if former is recording else None
+        if loaded is None or loaded.t_ns < earlier.opened.t_ns or earlier.exhausted or not one.shuffles or one.first_trained > 1:
+            continue
+        paths = {e["path"] for e in recording.of("load") if e["done"] and e["path"] and e.step == loaded.step}
+        written = {number(e.step) for r, _ in history for kind, key in (("save", "path"), ("rename", "dst")) for e in r.of(kind) if e[key] in paths}
+        if loaded.step in written and loaded.step > earlier.opened.step + 1 and one.opened.step == loaded.step and _starts_alike(one, earlier):
+            return one, earlier
     return None
 
 

@@ -68,7 +68,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"root": root} if op in ROOT and (root := _root(op, args, kwargs)) is not None else {}),
         **({"inside": True} if S.in_backward else {}),
         **({"graphed": _stack_of(site)} if graphed else {}),
-        **({"replicated": True} if op in ("broadcast", "all_reduce") and replicated.holds(tensor) else {}),
+        **({"replicated": True} if op in ("broadcast", "all_reduce") and _is_called_by_user() and replicated.holds(tensor) else {}),
     )
     if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
         _told.add(site)
@@ -82,6 +82,11 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         S.recorder.syncs += 1
     for loop in S.loops:
         loop.collectives += 1
+
+
+def _is_called_by_user() -> bool:
+    """Not by torch for it: ZeroRedundancyOptimizer broadcasts what each rank has stepped."""
+    return sites.is_user_code(sys._getframe(4).f_code)
 
 
 def _stack_of(site: sites.Site) -> Any:

@@ -45,7 +45,7 @@ ALL: list[type[Check]] = [
 ]  # fmt: skip
 
 
-OF_PASSES = ("own", "worker_random", "worker_seeds", "worker_own")
+OF_PASSES = ("first_trained", "own", "worker_random", "worker_seeds", "worker_own")
 
 
 def packed(values: list[int]) -> str:
@@ -946,6 +946,28 @@ def test_the_rest_of_a_finished_epoch() -> None:
         for r in range(2)
     ]
     assert "trained on again" in said(ShuffleRestarts, two(*own)).message
+
+
+def interrupted(*, trained_from: int = 1, saved_at: int = 3, loaded: str = "/c.pt", steps_before: int = 3, part: int = 12) -> Run:
+    """A pass that is given up after three batches, a file, a load, and a pass in the same order."""
+    own = []
+    for rank in range(2):
+        first = one_pass(0, share(rank, 0)[:part], closed=True, complete=False, planned=8, **shuffled(rank, 0))
+        saved = event("rename", s=saved_at, dst="/c.pt")
+        load = [event("load", s=steps_before, path=loaded, done=True), event("load_optimizer", s=steps_before, kind="SGD")]
+        again = one_pass(1, share(rank, 0), planned=8, first_trained=trained_from, line=71, **shuffled(rank, 0))
+        own.append([*first, saved, *load, *[replace(e, step=steps_before) for e in again]])
+    return two(*own)
+
+
+def test_an_interrupted_epoch_that_starts_from_its_first_batch() -> None:
+    found = said(ShuffleRestarts, interrupted())
+    assert found.severity is Severity.WARNING and "3 batches that were trained on before the save" in found.message
+    assert found.where is not None and found.where.line == 71
+    silent(ShuffleRestarts, interrupted(trained_from=4))  # drawn and dropped
+    silent(ShuffleRestarts, interrupted(saved_at=0))  # the file is of the epoch's start: its steps are lost, and taken again
+    silent(ShuffleRestarts, interrupted(loaded="/best.pt"))
+    silent(ShuffleRestarts, interrupted(part=32))  # it was complete
 
 
 def test_shares_overlap() -> None:
