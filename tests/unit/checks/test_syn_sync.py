@@ -245,9 +245,11 @@ def test_clipping_on_one_rank_only() -> None:
         list(CHECKS["SYN138"]().end(clipped((0,), limit=float("inf"))))
 
 
-def target(first: tuple[int, int], last: tuple[int, int]) -> Run:
+def target(first: tuple[int, int], last: tuple[int, int], *, called: bool = True, measured: Any = None) -> Run:
     def told(r: int) -> list[Event]:
-        return [event("others", models=[{"module": "Linear", "num": 2, "first": first[r], "digest": last[r], "called": True, "grad": False, "names": ["weight"]}])]
+        one = {"module": "Linear", "num": 2, "first": first[r], "digest": last[r], "called": called, "grad": False, "names": ["weight"]}
+        evaluations = [event("evaluated", line=90, module="Linear", weights=w, inputs=i) for w, i in (measured[r] if measured else ())]
+        return [event("others", models=[one]), *evaluations]
 
     return two_ranks(extra=told)
 
@@ -260,6 +262,16 @@ def test_a_frozen_model_that_was_equal_at_first_was_moved(first: tuple[int, int]
     (found,) = findings(CHECKS["SYN115"], target(first, last))
     assert says in found.message
     assert findings(CHECKS["SYN115"], target((5, 5), (6, 6))) == []
+
+
+def test_an_average_that_all_ranks_measure_with() -> None:
+    apart = {"first": (5, 5), "last": (6, 5), "called": False}
+    (found,) = findings(CHECKS["SYN115"], target(**apart, measured=[[(6, 1)], [(5, 2)]]))
+    assert "updated on rank 0 only" in found.message
+    assert findings(CHECKS["SYN115"], target(**apart)) == []  # nobody measures with it
+    assert findings(CHECKS["SYN115"], target(**apart, measured=[[(6, 1)], []])) == []  # rank 0 alone does
+    assert findings(CHECKS["SYN115"], target(**apart, measured=[[(6, 1)], [(5, 1)]])) == []  # all on the same samples: each reads its own
+    assert findings(CHECKS["SYN115"], target(**apart, measured=[[(7, 1)], [(7, 2)]])) == []  # sent to all before they measure
 
 
 def headed(*, alike: bool = False, filled: bool = False, apart: bool = False, flat: bool = False, trunk: bool = False) -> Run:
