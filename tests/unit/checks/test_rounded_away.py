@@ -72,7 +72,7 @@ def trained(dtype: Any, lr: float) -> None:
 def test_the_sensor_counts_what_a_step_leaves(sensed: list[dict[str, Any]]) -> None:
     trained(torch.bfloat16, 1e-4)
     (one,) = sensed
-    assert one["dtype"] == "bfloat16" and len(one["looks"]) == 6 and "1.weight" in one["stuck"]
+    assert one["dtype"] == "bfloat16" and len(one["looks"]) == 7 and "1.weight" in one["stuck"]
     assert sum(lost for _, lost, _ in one["looks"]) > 0.5 * sum(num for _, _, num in one["looks"])
 
 
