@@ -14,7 +14,7 @@ THINNING = {
     "dedup", "deduplicate", "dict", "drop_duplicates", "islice", "narrow", "remove_duplicates", "set", "trim", "truncate", "unique",
 }  # fmt: skip
 MAX_FILES = 20
-_known: tuple[int, str, list[Any]] = (0, "", [])  # how many modules were loaded, the last of them, and which are the user's
+_known: tuple[int, str, list[Any], list[str]] = (0, "", [], [])  # how many modules were loaded, the last of them, the user's, and their files
 
 
 def any_cut() -> bool:
@@ -39,7 +39,8 @@ def user_modules() -> list[Any]:
     global _known
     loaded = list(sys.modules)
     if _known[:2] != (len(loaded), loaded[-1]):
-        _known = (len(loaded), loaded[-1], _users(loaded))
+        modules = _users(loaded)
+        _known = (len(loaded), loaded[-1], modules, sorted({*_known[3], *(str(m.__file__) for m in modules)}))
     return _known[2]
 
 
@@ -50,7 +51,9 @@ def _users(loaded: list[str]) -> list[Any]:
 
 
 def user_files() -> list[str]:
-    return sorted({str(module.__file__) for module in user_modules()})
+    """Noted when the modules were: at the interpreter's end `__main__` has no `__file__` any more where runpy had run the script."""
+    user_modules()
+    return list(_known[3])
 
 
 def _may_be_users(top: Any) -> bool:

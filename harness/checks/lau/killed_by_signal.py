@@ -2,7 +2,8 @@
 
 What it does
     Looks at how each rank ended. SIGSEGV, SIGABRT, SIGBUS and the like come from native code, SIGKILL from outside. The line is that of
-    the Python frame in which it died, where the rank could still write it. An error.
+    the Python frame in which it died, where the rank could still write it. An error. Advice where the script had come to its end, and C++ then
+    says "terminate called without an active exception".
 
 Why it is bad
     There is no traceback: torchrun prints "Signal 6 (SIGABRT)" and the line is lost. An abort in gloo means in most cases that the ranks
@@ -18,7 +19,8 @@ Right
 
 Known limits
     Who sent a SIGKILL is not recorded by Linux, so it is known only where the script itself did (os.kill in a rank); where the kernel
-    counted an out-of-memory kill, LAU103 says so.
+    counted an out-of-memory kill, LAU103 says so. That a thread of torch's outlives `destroy_process_group` and aborts the interpreter at its end
+    happens to healthy scripts on busy machines; the launcher still counts the rank as failed.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ from harness import frames
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import blame, oom
 from harness.model import Finding, Severity, Where
+from harness.probe import protocol
 from harness.record import Run
 
+AT_EXIT = "terminate called without an active exception"
 SAID = re.compile(
     r"(terminate called after throwing.*|what\(\):.*|.*(Check failed|Assertion).*|.*EnforceNotMet.*|.*op\.preamble\.length.*)",
     re.IGNORECASE,
@@ -42,6 +46,11 @@ SAID = re.compile(
 def dying_frame(log: str) -> Where | None:
     """Where the process was when it died."""
     return next(iter(frames.dumped(log)), None)
+
+
+def _at_its_end(run: Run, rank: int, log: str) -> bool:
+    """Whether the script was through, and every other rank's too: nothing but the interpreter's own end was left."""
+    return AT_EXIT in log[-8000:] and all(r.of(protocol.END) and not r.of("failure") for r in run.present) and rank in run.rank_ids
 
 
 class KilledBySignal(Check):
@@ -69,6 +78,15 @@ class KilledBySignal(Check):
             notes.append(
                 "the kernel counted no out-of-memory kill while it ran" if oom.watched(run) else "whether memory ran out is not known"
             )
+        if number == signal.SIGABRT and _at_its_end(run, fall.rank, log):
+            yield self.finding(
+                f"rank {fall.rank} was aborted while its interpreter ended, after the script's last line",
+                ranks=[fall.rank],
+                notes=["it said: terminate called without an active exception"],
+                help="a thread of torch's process group outlived it: import torch.distributed.nn.functional before init_process_group, or run it again",
+                severity=Severity.ADVICE,
+            )
+            return
         yield self.finding(
             f"rank {fall.rank} was killed by {name}",
             where=(sent[1].where if sent is not None else None) or dying_frame(log) or fall.where,

@@ -113,7 +113,7 @@ def _values(name: ast.expr, scaling: Scaling, held: list[tuple[FrameType, dict[s
     if isinstance(name, ast.Name):
         scope = scaling.applied[2]
         local = [table[name.id] for f, table in held if f.f_code.co_name == (scope or "<module>") and name.id in table]
-        return local[:1] or [vars(m)[name.id] for m in cuts.user_modules() if m.__file__ == scaling.applied[0] and name.id in vars(m)][:1]
+        return local[:1] or [vars(m)[name.id] for m in cuts.user_modules() if getattr(m, "__file__", None) == scaling.applied[0] and name.id in vars(m)][:1]
     if not isinstance(name, ast.Attribute) or not isinstance(name.value, ast.Name):
         return []
     if name.value.id != "self":

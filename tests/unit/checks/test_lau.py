@@ -149,6 +149,21 @@ def test_a_signal_is_named_with_the_python_line_that_died() -> None:
     assert findings(RankFailed, of) == []
 
 
+@pytest.mark.parametrize(
+    ("kinds", "log", "severity"),
+    [
+        ((("end",), ("end",)), "done\nterminate called without an active exception\n", Severity.ADVICE),
+        ((("end",), ()), "terminate called without an active exception\n", Severity.ERROR),  # rank 1 was at work
+        (((), ("end",)), "terminate called without an active exception\n", Severity.ERROR),  # rank 0 was
+        ((("end",), ("end",)), "", Severity.ERROR),
+    ],
+)
+def test_an_abort_behind_the_scripts_end(kinds: tuple[tuple[str, ...], ...], log: str, severity: Severity) -> None:
+    of = run([recording([event(k) for k in own], rank=r) for r, own in enumerate(kinds)], exits=(0, -6), logs={1: log})
+    (found,) = findings(KilledBySignal, ended(of, (0, False), (-6, False)))
+    assert found.severity is severity and ("after the script's last line" in found.message) == (severity is Severity.ADVICE)
+
+
 def test_an_abort_over_a_closed_connection_is_a_victims() -> None:
     of = run(
         [recording([failure("KeyError", "x", 9)], rank=0), recording(rank=1)], exits=(1, -6), logs={1: "what(): Connection closed by peer"}
