@@ -1,7 +1,8 @@
 """OPT111 parameters-edited-on-one-rank: parameters changed on one rank outside the optimizer
 
 What it does
-    Looks for replicas whose gradients and hyper-parameters agree at every step so far and whose parameters differ.
+    Looks for replicas whose gradients and hyper-parameters agree at every step so far and whose parameters differ. Where some ranks put a state
+    dict back into the model at that step and others did not, that is said.
 
 Why it is bad
     An in-place edit under `if rank == ...`, a bad copy or a flipped bit: from there on that rank trains another model, while its
@@ -23,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check
+from harness.checks.lau import blame
 from harness.checks.syn import replicas, rounding
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 
@@ -44,6 +46,9 @@ class EditedOnOneRank(Check):
                 continue
             rounding.require_more(run, parting)
             names = parting.param_names or replicas.final_names(run)
+            if (put_back := _put_back(run, first)) is not None:
+                yield self._loaded(run, first, *put_back)
+                return
             yield self.finding(
                 f"parameters differ from step {first} on although gradients and hyper-parameters agree: "
                 f"{replicas.listed(names) if names else 'see notes'}",
@@ -56,3 +61,27 @@ class EditedOnOneRank(Check):
                 ),
             )
             return
+
+    def _loaded(self, run: Run, first: int, ranks: list[int], where: Where) -> Finding:
+        return self.finding(
+            f"{blame.plural(ranks)} put{'s' if len(ranks) == 1 else ''} a state dict back into the model at step {first}, and the others do not: from there on "
+            "the ranks train different models",
+            where=where,
+            ranks=ranks,
+            notes=[f"gradients and hyper-parameters agree; the parameters differ first after step {first}"],
+            help="decide on a number that all ranks share: all_reduce the loss that is compared, or broadcast the decision of rank 0",
+        )
+
+
+def _put_back(run: Run, first: int) -> tuple[list[int], Where] | None:
+    """(ranks that loaded a state dict right before that step, the statement); None where none did, or all."""
+    found = {
+        rank: e.where
+        for rank, r in enumerate(run.ranks)
+        if r is not None
+        for e in r.of("load_state")
+        if not e["error"] and first - 1 <= e.step <= first and e.step and e.where is not None
+    }
+    ranks = sorted(found)
+    where = found[ranks[0]] if ranks else None
+    return (ranks, where) if where is not None and len(ranks) < len(run.present) else None

@@ -573,3 +573,19 @@ def test_sums_of_squares_that_are_right() -> None:
         squares(0.25 * 2**0.5),  # a limit that nobody types: something else is multiplied in
     ]
     assert [findings(square_summed.SquareSummed, one) for one in silent] == [[]] * len(silent)
+
+
+# ---- OPT111: a state dict put back on some ranks ----
+def put_back(*ranks: int, step: int = 6, error: str = "") -> Run:
+    return two_ranks(
+        each=lambda r, s: {"param": 100 + s + r * (s > 5)},
+        extra=lambda r: [event("load_state", line=65, s=step, error=error)] if r in ranks else [],
+    )
+
+
+def test_a_state_dict_that_one_rank_puts_back() -> None:
+    (found,) = findings(the_check(edited), put_back(0))
+    assert "rank 0 puts a state dict back into the model at step 6" in found.message and found.where is not None and found.where.line == 65
+    for other in (put_back(0, 1), put_back(0, step=3), put_back(0, error="size mismatch")):
+        (found,) = findings(the_check(edited), other)
+        assert "although gradients and hyper-parameters agree" in found.message
