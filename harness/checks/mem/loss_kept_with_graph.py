@@ -2,7 +2,8 @@
 
 What it does
     Counts the autograd graphs of earlier steps that are still alive. A number that climbs step by step is a warning, at the statement
-    that keeps them where the source shows it, else at the backward.
+    that keeps them where the source shows it, else at the backward. So are lists and deques of the script's in which tensors with a graph become more
+    with each step, looked at after 16 steps and after 40: what another model than the wrapped one gave out.
 
 Why it is bad
     A loss is the last node of its graph. Keeping it keeps every node, some kilobytes a step after backward, all activations where no
@@ -55,6 +56,7 @@ class LossKeptWithGraph(Check):
             raise Inconclusive(f"fewer than {MIN_STEPS} steps")
         climbing = [(rank, r, climb) for rank, r in trained if (climb := longest_climb(r) or _again_and_again(r)) is not None]
         if not climbing:
+            yield from self._in_a_container(run)
             return
         rank, recording, (first, last, from_num, to_num) = max(climbing, key=lambda item: item[2][3] - item[2][2])
         where = _keeper(recording)
@@ -67,6 +69,20 @@ class LossKeptWithGraph(Check):
             notes=[f"rank {rank}: {from_num} graphs alive at step {first}, {to_num} at step {last}"],
             help=ON_CTX if on_ctx else "keep `loss.detach()` for a tensor or `loss.item()` for a number",
         )
+
+
+    def _in_a_container(self, run: Run) -> Iterable[Finding]:
+        """What another model than the wrapped one gave out, and a loss was not made of."""
+        found = [(rank, e) for rank, e in run.events("graphs_held") if isinstance(e["num"], int) and e["name"]]
+        if found:
+            rank, event = found[0]
+            yield self.finding(
+                f"{event['num']} tensors stand in `{event['name']}` with the autograd graphs that they came from, and each step adds more",
+                where=event.where or next((e.where for _, e in run.events("accumulation") if e.where is not None), None),
+                ranks=sorted({r for r, _ in found}),
+                notes=[f"rank {rank}: {event['grown']} more in {event['steps']} steps"],
+                help="compute them under `torch.no_grad()`, or keep `.detach()` of them",
+            )
 
 
 def _processes(run: Run) -> list[tuple[int, Recording]]:

@@ -68,12 +68,12 @@ def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     if type(value) in (list, deque) or (type(value) is dict and all(type(key) is int for key in value)):
         if len(value) > 1:
             yield name, value
-    elif depth and _is_plain_object(value):
+    elif depth and is_plain_object(value):
         for attribute, inner in list(vars(value).items())[:MAX_ATTRIBUTES]:
             yield from _within(f"{name}.{attribute}", inner, depth - 1)
 
 
-def _is_plain_object(value: Any) -> bool:
+def is_plain_object(value: Any) -> bool:
     """Of a class of the user's: torch's own objects keep no snapshots."""
     module = sys.modules.get(type(value).__module__)
     return hasattr(value, "__dict__") and not isinstance(value, type) and sites.is_user_file(getattr(module, "__file__", None) or "")

@@ -43,6 +43,14 @@ def test_without_a_keeper_the_backward_is_named() -> None:
     assert found.where and found.where.line == 9
 
 
+def test_graphs_in_a_container_of_the_scripts() -> None:
+    held = event("graphs_held", line=45, name="memory.items", num=45, grown=24, steps=24)
+    (found,) = findings(LossKeptWithGraph, graphs([1] * 40, (held,)))
+    assert "45 tensors stand in `memory.items`" in found.message and found.where is not None and found.where.line == 45
+    assert "`memory" not in findings(LossKeptWithGraph, graphs(list(range(1, 41)), (held,)))[0].message  # one cause, one finding
+    assert findings(LossKeptWithGraph, graphs([1] * 40, (event("graphs_held", num=None, name=None),))) == []
+
+
 def test_a_list_that_is_emptied_every_epoch_still_keeps_graphs() -> None:
     assert len(findings(LossKeptWithGraph, graphs([1 + s % 20 for s in range(60)]))) == 1
 
