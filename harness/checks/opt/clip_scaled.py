@@ -3,6 +3,8 @@
 What it does
     Looks for clip_grad_norm_ between GradScaler.scale(...).backward() and GradScaler.unscale_. So too for a function of the script's own that writes
     gradients by a bound on their norm, where they come to less than a sixteenth between the backward and GradScaler.step, step after step.
+    And for a hook on a parameter that cuts gradients to one and the same number, or norm, at every step, in a backward whose loss a GradScaler
+    multiplied, where less than half of them is left.
 
 Why it is bad
     The norm is the scale times too large: nearly every step is clipped to almost nothing, and how much depends on the scale.
@@ -12,6 +14,8 @@ Wrong
     clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
 
+    p.register_hook(lambda grad: grad.clamp(-0.05, 0.05))      # runs during the backward
+
 Right
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
@@ -20,6 +24,8 @@ Right
 
 Known limits
     Needs an enabled GradScaler with a scale other than 1. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is silent.
+    Hooks are looked at in the first 8 steps. Where the factor stays the same, a hook is silent if it, or the source of the script, may multiply its
+    limit by that factor: get_scale() is used for more than to show or compare it.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ import math
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.opt import scaled_hooks
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run, where_of
@@ -43,6 +50,10 @@ class ClipWithoutUnscale(Check):
         by_hand = [(rank, e) for rank, e in run.events("scaled_clip")]
         if by_hand:
             yield self._by_hand(by_hand[0][1], [rank for rank, _ in by_hand])
+            return
+        hook = scaled_hooks.of(run)
+        if hook is not None:
+            yield self._by_hook(hook)
             return
         if not clips:
             raise NotApplicable("no gradient clipping")
@@ -68,4 +79,14 @@ class ClipWithoutUnscale(Check):
                 *([f"line {wrote.line} writes them"] if wrote is not None else []),
             ],
             help="call scaler.unscale_(optimizer) before clipping",
+        )
+
+    def _by_hook(self, hook: scaled_hooks.Cutting) -> Finding:
+        return self.finding(
+            f"a hook clips gradients during the backward, while they are still multiplied by the scaler's {hook.scale:g}: its limit {hook.limit:.4g} is a "
+            f"limit of {hook.limit / hook.scale:.3g} for what is unscaled",
+            where=hook.where,
+            ranks=replicas.rank_list(hook.ranks),
+            notes=[f"in {hook.num} of {hook.of} steps less than half of the gradients that the hooks were given is left"],
+            help="clip after the backward: scaler.unscale_(optimizer), then clip_grad_value_ or clip_grad_norm_; or multiply the limit by scaler.get_scale()",
         )
