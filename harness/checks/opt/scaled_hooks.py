@@ -39,7 +39,7 @@ def _of_rank(recording: Recording) -> Cutting | None:
     places: dict[tuple[str, int], dict[object, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for event in (*recording.of("leaf_hook"), *recording.of("accumulated_hook")):
         if event.where and _value(event["scale"]) > 1 and math.isfinite(_value(event["before"])):
-            places[event.where.file, event.where.line][event["key"]].append(event)
+            places[event.where.file, event.where.line][repr(event["key"])].append(event)
     return next((found for hooks in places.values() if (found := _of_place(list(hooks.values()))) is not None), None)
 
 
@@ -50,8 +50,8 @@ def _of_place(hooks: Sequence[list[Event]]) -> Cutting | None:
         return None
     given, left = defaultdict[int, float](float), defaultdict[int, float](float)
     for event in (e for events in taken for e in events):
-        given[event.step] += _value(event["before"]) ** 2
-        left[event.step] += _value(event["after"]) ** 2
+        given[event.step] += _square(event["before"])
+        left[event.step] += _square(event["after"])
     num = sum(left[s] < LEFT**2 * given[s] for s in given)
     if num < MIN_STEPS or 3 * num < 2 * len(given):
         return None
@@ -62,6 +62,10 @@ def _of_place(hooks: Sequence[list[Event]]) -> Cutting | None:
 def _is_known(events: Sequence[Event]) -> bool:
     """The limit may be multiplied by the factor: a factor that changes, and a limit that does not, says that it is not."""
     return bool(events[0]["known"]) and len({e["scale"] for e in events}) == 1
+
+
+def _square(told: object) -> float:
+    return _value(told) * _value(told)  # ** would raise where it overflows
 
 
 def _value(told: object) -> float:
