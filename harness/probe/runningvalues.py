@@ -1,19 +1,20 @@
 """Running values of a module, as its source shows them: attributes that a method updates from what they were, and that forward then computes with.
 
 `self.mean.lerp_(x.mean(0), 0.1)`, `self.mean = 0.9 * self.mean + 0.1 * x.mean(0)`, `self.total += x.sum(0)`. What is read only where the
-module trains, or only by the update itself, is bookkeeping; what a layer makes of its last output (`self.h = self.cell(x, self.h)`) is the
-state of a sequence and not of the model.
+module trains, or only by the update itself, is bookkeeping; what a layer makes of its last output (`self.h = self.cell(x, self.h)`), and what a method sets
+anew (a reset), is the state of a sequence and not of the model.
 """
 
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator
+from types import FunctionType
 
 from . import drawn, sites, syntax
 
 IN_PLACE = {"lerp_", "mul_", "add_", "sub_", "div_", "addcmul_", "addcdiv_"}
+FILLS = {"zero_", "fill_"}
 MAX_CALLS = 2  # methods of its own, one from the other, that a forward computes with the value in
 OWN_STATE = ("get_extra_state", "state_dict", "_save_to_state_dict")  # a class that writes one of these says itself what is saved
 
@@ -27,14 +28,19 @@ def attributes(kind: type) -> dict[str, sites.Site]:
         for name, node in _updates(function):
             updated.setdefault(name, (file, node.lineno, function.name))
     read = _computed_with(kind, "forward", MAX_CALLS) if updated else set()
-    return {name: at for name, at in sorted(updated.items(), key=lambda item: item[1]) if name in read}
+    reset = {name for function, _ in _methods(kind) for name in _set_anew(function)} if read else set()
+    return {name: at for name, at in sorted(updated.items(), key=lambda item: item[1]) if name in read and name not in reset}
 
 
 def _methods(kind: type) -> Iterator[tuple[ast.FunctionDef, str]]:
-    for name, _ in inspect.getmembers(kind, inspect.isfunction):
-        code = drawn.code_of(kind, name)
-        if code is not None and name != "__init__" and (function := drawn.function_of(code)) is not None:
-            yield function, code.co_filename
+    """Of the user's classes among its bases. Looked up without asking the class: a descriptor of its own may raise."""
+    known: set[str] = {"__init__"}
+    for base in kind.__mro__:
+        for name, member in list(vars(base).items()):
+            code = getattr(member, "__code__", None) if isinstance(member, FunctionType) else None
+            if code is not None and name not in known and sites.is_user_file(code.co_filename) and (function := drawn.function_of(code)) is not None:
+                yield function, code.co_filename
+            known.add(name)
 
 
 def _owner(function: ast.FunctionDef) -> str:
@@ -53,6 +59,17 @@ def _updates(function: ast.FunctionDef) -> Iterator[tuple[str, ast.stmt]]:
                     yield target.attr, node  # type: ignore[attr-defined]
         elif isinstance(node, ast.Expr) and (found := _changed_in_place(node.value, owner)):
             yield found, node
+
+
+def _set_anew(function: ast.FunctionDef) -> Iterator[str]:
+    """Attributes that a method assigns, or fills, without a look at what they were."""
+    owner = _owner(function)
+    for node in syntax.own_nodes(function):
+        if isinstance(node, ast.Assign):
+            read = {n.attr for n in ast.walk(node.value) if isinstance(n, ast.Attribute) and drawn.is_own(n, owner)}
+            yield from (t.attr for t in node.targets if drawn.is_own(t, owner) and t.attr not in read)  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FILLS and drawn.is_own(node.func.value, owner):
+            yield node.func.value.attr  # type: ignore[attr-defined]
 
 
 def _mixes(value: ast.expr, name: str, owner: str) -> bool:
@@ -91,21 +108,32 @@ def _computed_with(kind: type, method: str, depth: int) -> set[str]:
     updates = {id(node) for _, node in _updates(function)}
     found = {n.attr for n in _at_any_time(function, updates) if isinstance(n, ast.Attribute) and drawn.is_own(n, owner) and isinstance(n.ctx, ast.Load)}
     for name in sorted(found) if depth else ():
-        if inspect.isfunction(getattr(kind, name, None)):
+        if any(isinstance(vars(base).get(name), FunctionType) for base in kind.__mro__):
             found = found | _computed_with(kind, name, depth - 1)
     return found
 
 
 def _at_any_time(scope: ast.AST, without: set[int]) -> Iterator[ast.AST]:
-    for node in ast.iter_child_nodes(scope):
-        if id(node) in without:
-            continue
-        if isinstance(node, ast.If) and any(isinstance(n, ast.Attribute) and n.attr == "training" for n in ast.walk(node.test)):
-            for other in node.orelse:
-                yield from (other, *_at_any_time(other, without))
-            continue
-        yield node
-        yield from _at_any_time(node, without)
+    for _, value in ast.iter_fields(scope):
+        for node in value if isinstance(value, list) else [value]:
+            if not isinstance(node, ast.AST) or id(node) in without:
+                continue
+            if isinstance(node, ast.If) and (trains := _asks_for_training(node.test)) is not None:
+                for other in node.orelse if trains else node.body:
+                    yield from (other, *_at_any_time(other, without))
+                if not trains and isinstance(node.body[-1], (ast.Return, ast.Raise)):
+                    return  # what follows is done in training only
+                continue
+            yield node
+            yield from _at_any_time(node, without)
+
+
+def _asks_for_training(test: ast.expr) -> bool | None:
+    """True for `self.training` (and more), False for `not self.training`; None for a question of another kind."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _asks_for_training(test.operand)
+        return None if inner is None else not inner
+    return True if any(isinstance(n, ast.Attribute) and n.attr == "training" for n in ast.walk(test)) else None
 
 
 def named_outside(file: str, name: str, classes: set[str]) -> bool:

@@ -68,6 +68,7 @@ UNPLANTED = {
     "SYN122": "needs a run that comes through; between two ranks the same mistake hangs (OUT101) or mixes two values (SYN121)",
     "SYN133": f"{NO_TWIN}: a contrastive loss over all ranks",
     "SYN134": f"{NO_TWIN}: local SGD",
+    "SYN146": "no scenario exchanges differences from an anchor; tests/cases 1366 and 2028 do",
     "SYN135": f"{NO_TWIN}: parameters that are averaged after every step, without DDP",
     "SYN142": f"{NO_TWIN}: a contrastive loss over all ranks",
     "SYN144": f"{NO_TWIN}: the right form is a buffer, and no plain tensor",

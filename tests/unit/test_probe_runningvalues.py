@@ -40,6 +40,32 @@ class Running(nn.Module):  # type: ignore[misc, name-defined]
         self.seen += x.sum(0)
 
 
+class Neighbours(Running):
+    """Each value is the state of a sequence, or of training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trace = torch.zeros(4)
+        self.scale = torch.ones(4)
+
+    @property
+    def broken(self) -> Any:
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        self.trace = torch.zeros(4)
+        self.mid.zero_()
+
+    def forward(self, x: Any) -> Any:
+        self.trace = 0.9 * self.trace + x.mean(0)
+        out = self.lin(x + self.trace - self.mid)
+        self.mid.lerp_(x.mean(0), 0.1)
+        if not self.training:
+            return out
+        self.scale = 0.9 * self.scale + 0.1 * out.detach().std(0)
+        return out / self.scale
+
+
 class Declared(Running):
     def get_extra_state(self) -> Any:
         return {"mid": self.mid}
@@ -48,6 +74,7 @@ class Declared(Running):
 def test_what_forward_computes_with() -> None:
     found = runningvalues.attributes(Running)
     assert set(found) == {"mid", "top"} and found["top"][2] == "_follow"
+    assert runningvalues.attributes(Neighbours) == {}
     assert runningvalues.attributes(Declared) == {} and runningvalues.attributes(nn.Linear) == {}
 
 
@@ -74,6 +101,7 @@ def test_the_file_lacks_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> Non
     model(torch.ones(2, 4))
     runningstate._at_save({"epoch": 1}, ("t.py", 1, ""), "m.pt")
     runningstate._at_save({"model": model.state_dict(), "mid": model.mid, "top": model.top}, ("t.py", 1, ""), "m.pt")
+    runningstate._at_save({"model": model.state_dict(), "stats": [model.mid.clone(), model.top.clone()]}, ("t.py", 1, ""), "m.pt")
     assert told == []
     runningstate._at_save({"model": model.state_dict()}, ("t.py", 1, ""), "m.pt")
     runningstate._at_save({"model": model.state_dict()}, ("t.py", 1, ""), "m.pt")

@@ -98,6 +98,14 @@ def test_frozen_after_its_eval(told: list[dict[str, Any]]) -> None:
     assert [one["frozen"] for one in told] == [True]
 
 
+def test_handed_out_in_eval_mode(told: list[dict[str, Any]]) -> None:
+    model = net()
+    thawed.note_switch(model[0], False, ("/home/u/train.py", 5, "load_backbone"))
+    freeze(model[0])
+    train(model, outer)
+    assert [one["frozen"] for one in told] == [False]
+
+
 def test_frozen_after_the_train_that_takes_it_back(told: list[dict[str, Any]]) -> None:
     model = net()
     not_frozen(model)

@@ -24,6 +24,7 @@ Known limits
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -46,6 +47,7 @@ EPOCH_KEYS = (
     "num_epochs_done",
 )
 MAX_RANKS = 2  # all ranks resume alike
+PROGRESS = re.compile(r"(\w*_)?(epoch|step|iter|iteration|round|batch|update|position|seen)s?(_\w+)?$", re.IGNORECASE)
 
 
 class ShuffleRestarts(Check):
@@ -155,7 +157,8 @@ def _interrupted(history: list[tuple[Recording, Pass]]) -> tuple[Pass, Pass] | N
         loaded = _loaded_before(recording, one) if former is recording else None
         if loaded is None or loaded.t_ns < earlier.opened.t_ns or earlier.exhausted or not one.shuffles or one.first_trained > 1:
             continue
-        paths = {e["path"] for e in recording.of("load") if e["done"] and e["path"] and e.step == loaded.step}
+        loads = [e for e in recording.of("load") if e["done"] and e["path"] and e.step == loaded.step]
+        paths = {e["path"] for e in loads if any(PROGRESS.match(str(k)) for k in e["numbers"] or ())}  # else it may be another stage's start
         written = {number(e.step) for r, _ in history for kind, key in (("save", "path"), ("rename", "dst")) for e in r.of(kind) if e[key] in paths}
         if loaded.step in written and loaded.step > earlier.opened.step + 1 and one.opened.step == loaded.step and _starts_alike(one, earlier):
             return one, earlier

@@ -163,9 +163,9 @@ def _seeded_at(run: Run, one: Pass) -> Where | None:
 
 def _shared_state(group: list[Pass]) -> str:
     """Name of a generator of the dataset whose state, which every worker starts from, is equal on all ranks; what the workers themselves have
-    found counts more: a worker_init_fn may have given each its own."""
+    found and left counts more: a worker_init_fn, or its first sample, may have given each its own."""
     owns = [own_states(p)[0] for p in group]
-    found = [{row[0] for row in _found_states(p)} for p in group]
-    if not all(_moved(p)[3] for p in group) or (all(found) and not set.intersection(*found)):
+    states = [{tuple(row[:2]) for row in _found_states(p)} for p in group]
+    if not all(_moved(p)[3] for p in group) or (all(states) and not set.intersection(*states)):
         return ""
     return next((str(n) for n in owns[0] if len({repr(o.get(n)) for o in owns}) == 1), "")

@@ -51,7 +51,7 @@ class WrongWorld(Check):
         own = _own_data(run, sampled)
         if not wrong and own:
             yield from self._twice(run, sampled)
-        if not wrong or _covers_in_turn(sampled) or (own and all(_replicas(p) < run.world_size for p in wrong)):
+        if not wrong or _covers_in_turn(sampled) or _cut_by_rank(run, wrong) or (own and all(_replicas(p) < run.world_size for p in wrong)):
             return
         first = wrong[0]
         size = _replicas(first) != run.world_size
@@ -84,6 +84,12 @@ class WrongWorld(Check):
             help="drop one of the two: all records to the dataset of every rank, or a plain shuffling loader (a sampler with num_replicas=1, rank=0)",
             severity=self.severity if cut else Severity.WARNING,
         )
+
+
+def _cut_by_rank(run: Run, wrong: list[Pass]) -> bool:
+    """The sampler deals each rank the whole of the data, and of each batch its part goes through the model."""
+    whole = all(_replicas(p) == 1 and number(p.opened["batch_size"]) for p in wrong)
+    return whole and all(0 < together.rows_fed(run, p.rank) * run.world_size <= number(p.opened["batch_size"]) for p in wrong)
 
 
 def _own_data(run: Run, sampled: list[Pass]) -> bool:

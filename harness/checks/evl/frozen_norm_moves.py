@@ -21,7 +21,8 @@ Right
 
 Known limits
     Silent where the script never put the part into eval mode by itself, where it was evaluated then (a validation), and where no parameters of
-    the layers are frozen. Advice where the part was frozen after the train() that follows its eval(): that one may have been meant for something else.
+    the layers are frozen. Advice where the part was frozen after its eval(), which another function called than the train(): that one may have been meant for
+    something else.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def _same_share(run: Run, wrong: list[tuple[int, Recording, Event]]) -> str:
     """The samplers of these ranks were made with the default for their rank."""
     if not wrong:
         return ""
-    given = {p.rank: number(p.distributed.get("rank"), -1) for p in passes.training(run) if p.distributed is not None}
+    dealt = [p for p in passes.training(run) if p.distributed is not None and number(p.distributed.get("num_replicas")) == run.world_size]
+    given = {p.rank: number((p.distributed or {}).get("rank"), -1) for p in dealt}
     default = wrong[0][2]["default"]
     return f"every rank draws the share of rank {default}" if all(given.get(rank) == default != rank for rank, _, _ in wrong) else ""
 

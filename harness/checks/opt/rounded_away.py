@@ -19,8 +19,9 @@ Right
         loss = criterion(model(x), y)
 
 Known limits
-    Only parameters on the CPU, and four looks at least. An optimizer that keeps the rest of each step (float32 master weights, Kahan summation) leaves
-    parameters as they are at many steps too, but moves them in the end: it is silent where nine tenths of the elements have moved since the first look.
+    Only parameters on the CPU, torch's own optimizers, and four looks at least: another optimizer may keep the rest of each step (float32 master weights,
+    Kahan summation) or round at random. Silent where nine tenths of the elements have moved since the first look, and for parameters of which many stand at
+    the ends of an interval that the script clamps them to.
 """
 
 from __future__ import annotations
@@ -65,10 +66,12 @@ class UpdatesRoundedAway(Check):
 
 
 def _share(event: Event) -> float | None:
-    """Lost elements among those looked at, where the learning rate was at least half of the highest; None after too few looks."""
-    looks: list[Any] = [x for x in event["looks"] or () if isinstance(x, list) and len(x) == 3]
-    highest = max((lr for lr, _, _ in looks), default=0.0)
-    counted = [(lost, num) for lr, lost, num in looks if lr >= 0.5 * highest > 0]
+    """Lost elements among those looked at, where the learning rate of their group was at least half of its highest; None after too few looks."""
+    looks: list[Any] = [x for x in event["looks"] or () if isinstance(x, list) and len(x) == 4]
+    highest: dict[Any, float] = {}
+    for group, lr, _, _ in looks:
+        highest[group] = max(highest.get(group, 0.0), lr)
+    counted = [(lost, num) for group, lr, lost, num in looks if lr >= 0.5 * highest[group] > 0]
     num = sum(n for _, n in counted)
     return sum(lost for lost, _ in counted) / num if len(counted) >= MIN_LOOKS and num else None
 

@@ -6,8 +6,7 @@ What it does
 
 Why it is bad
     The number of micro-batches of an epoch is seldom a multiple of the window. What is left over is neither stepped nor cleared: the next
-    epoch's first step is the sum of more micro-batches than it is divided by, some of them computed with older weights, and after the last
-    epoch they are lost.
+    epoch's first step is the sum of more micro-batches than it is divided by, and after the last epoch they are lost.
 
 Wrong
     for i, batch in enumerate(loader):
@@ -20,7 +19,8 @@ Right
 
 Known limits
     Needs two passes and their ends among the steps that are told: the first 24, and 16 unusual ones after them. A window that goes on across
-    the end of an epoch and is as long as the others (a count of its own) is healthy; so is a leftover that is cleared.
+    the end of an epoch and is as long as the others (a count of its own) is healthy; so is a leftover that is cleared, and gradients that are
+    divided by what they are the sum of before the step.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from itertools import pairwise
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes
+from harness.checks.syn import gradients
 from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run, where_of
 
@@ -45,6 +46,8 @@ class WindowCrossesEpochs(Check):
         windows = {rank: statistics.mode(c.values()) for rank, c in counts.items() if c}
         if not any(w > 1 for w in windows.values()):
             raise NotApplicable("gradients are not accumulated over several backwards")
+        if gradients.rescaled(run):
+            raise NotApplicable("gradients are rescaled between the backward and the step: by what a window holds, perhaps")
         found = [(rank, w, leaks) for rank, w in windows.items() if (leaks := _leaks(run, rank, w, counts[rank]))]
         if not found or len(found) < len(windows):
             return

@@ -1,9 +1,9 @@
 """PRF108 file-reloaded: one file is loaded whole again and again while training waits
 
 What it does
-    Counts and times the calls of torch.load, numpy.load (and the arrays of an .npz), numpy.loadtxt, json.load, pickle.load and pandas' readers by
-    file and statement. 32 and more loads of one file by one statement, in several steps, that together with those of other files by the same
-    function take over half a second and over a quarter of the training time are a warning at that statement.
+    Counts and times the calls of torch.load and the arrays that numpy.load reads (of an .npz when they are asked for) by file and statement. 32 and
+    more loads of one file by one statement, in several steps and at least four in each pass over the data, that together with those of other
+    files by the same function take over half a second and over a quarter of the training time are a warning at that statement.
 
 Why it is bad
     A dataset that reads its whole file for every item spends a batch's time on copies of what is in memory already; on a shared file
@@ -21,7 +21,8 @@ Right
         return self.x[i]
 
 Known limits
-    Other readers are not followed, nor is what the workers of a loader read. A file that is mapped (`mmap=True`) costs little and stays silent.
+    Other readers (json, pickle, pandas) are not followed, nor is what the workers of a loader read.
+    A file that is mapped (`mmap=True`) costs little and stays silent.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from harness.checks.prf import pace
 from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run
 
-MIN_STEPS, MIN_S, MIN_SHARE = 4, 0.5, 0.25
+MIN_STEPS, MIN_S, MIN_SHARE, A_PASS = 4, 0.5, 0.25, 4
 
 
 class FileReloaded(Check):
@@ -70,8 +71,10 @@ class FileReloaded(Check):
 
 
 def _by_function(recording: Recording) -> list[list[Event]]:
-    """What each function of the script loaded in several steps, by file and statement; the last that was told."""
-    last = {(e["path"], e.where): e for e in recording.of("reload") if e["steps"] >= MIN_STEPS and e.where is not None}
+    """What each function of the script loaded in several steps, by file and statement; the last that was told. A file for each sample, read once
+    in each pass, is not loaded again."""
+    least = A_PASS * max(1, len(recording.of("loader")))
+    last = {(e["path"], e.where): e for e in recording.of("reload") if e["steps"] >= MIN_STEPS and e["num"] >= least and e.where is not None}
     found: dict[tuple[str, str], list[Event]] = {}
     for event in last.values():
         if event.where is not None:

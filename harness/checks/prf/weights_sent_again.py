@@ -56,7 +56,7 @@ class WeightsSentAgain(Check):
         sent = [one for r in run.present if (one := _sent(r)) is not None]
         if not sent and max(r.num_rows for r in run.present) < MIN_STEPS:
             raise Inconclusive(f"fewer than {MIN_STEPS} steps")
-        if not sent or len(sent) < len(run.present) or any(p.num_param for p in facts.partings.values()):
+        if not sent or len(sent) < len(run.present) or any(p.num_param for p in facts.partings.values()) or not _equal_before(run):
             return
         dearest = max(sent, key=lambda s: s.share)
         verb = "broadcast" if dearest.op == "broadcast" else "averaged"
@@ -68,6 +68,12 @@ class WeightsSentAgain(Check):
             notes=[f"{dearest.ms:.1f} ms a step; the ranks' parameters were equal at every step before they were sent"],
             help="leave it out: DDP broadcasts them when it wraps the model, and equal gradients keep them equal",
         )
+
+
+def _equal_before(run: Run) -> bool:
+    """Whether what was sent was bit by bit the same on all ranks, each time: an edit behind the step is what a broadcast may carry."""
+    columns = [[(e.where, e["replicated"]) for e in r.of("coll") if e["replicated"]] for r in run.present]
+    return all(len(set(told)) == 1 for told in zip(*columns, strict=False))
 
 
 def _sent(recording: Recording) -> Sent | None:

@@ -29,7 +29,7 @@ from harness.checks.base import Check
 from harness.checks.lau import blame
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
-from harness.record import Run, where_of
+from harness.record import Event, Run, where_of
 
 
 class FrozenModuleDiffers(Check):
@@ -45,7 +45,8 @@ class FrozenModuleDiffers(Check):
         for others in zip(*columns, strict=False):
             one = others[0]
             alike = all(o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others)
-            if not alike or not (all(o.get("called") for o in others) or _measured(run, str(one.get("module")))):
+            equal_first = bool(one.get("first")) and len({o.get("first") for o in others}) == 1
+            if not alike or not (all(o.get("called") for o in others) or (equal_first and _measured(run, str(one.get("module"))))):
                 continue
             if len({o.get("digest") for o in others}) > 1 and not any(o.get("grad") for o in others):
                 moved = tuple(rank for rank, o in enumerate(others) if o.get("digest") != o.get("first"))
@@ -75,10 +76,14 @@ class FrozenModuleDiffers(Check):
 
 def _measured(run: Run, module: str) -> bool:
     """Whether every rank measures with such a model, each on samples of its own and with other weights: the numbers are of several models."""
-    columns = [[e for e in r.of("evaluated") if e["module"] == module] for r in run.present]
+    columns = [[(e, w[1]) for e in r.of("evaluated") if (w := _weights(e, module)) is not None] for r in run.present]
     if len(columns) < run.world_size or not all(columns):
         return False
     return any(
-        len({e.where for e in events}) == 1 and len({e["weights"] for e in events}) > 1 and len({e["inputs"] for e in events}) > 1
-        for events in zip(*columns, strict=False)
+        len({e.where for e, _ in told}) == 1 and len({w for _, w in told}) > 1 and len({e["inputs"] for e, _ in told}) > 1
+        for told in zip(*columns, strict=False)
     )
+
+
+def _weights(event: Event, module: str) -> Sequence[Any] | None:
+    return next((w for w in event["weights"] or () if isinstance(w, list) and len(w) == 2 and w[0] == module), None)

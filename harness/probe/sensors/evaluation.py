@@ -2,7 +2,7 @@
 
 Event "evaluated" (when the model goes back to train mode, before the next step, or at the end; first 100): site (of the first forward),
 module, num_forwards, rows (samples in them), inputs (digest of the inputs in order), first_t, last_t, first_y, last_y, grad (gradients
-were on), looped (a pass over a loader was open), weights (digest of the module's parameters at the first forward).
+were on), looped (a pass over a loader was open), weights [[module, digest of its parameters at its first forward]] (of the first evaluations, on the CPU).
 A global forward hook is there only while such a model is in eval mode, and not once something is compiled.
 """
 
@@ -19,7 +19,8 @@ from ..patching import after, quiet
 from ..state import S, mix
 from . import steps
 
-MAX_HASHED = 64
+MAX_HASHED, MAX_WEIGHED = 64, 8
+_weighed: dict[int, int] = {}  # id of a module -> evaluations of it that were weighed
 _roots: dict[int, weakref.ref[Any]] = {}
 _hook: list[Any] = []
 _open: list[Evaluation] = []
@@ -30,13 +31,22 @@ class Evaluation:
 
     def __init__(self, module: Any, site: sites.Site) -> None:
         self.module = type(module).__name__
-        self.weights = digests.of_tensors(list(module.parameters()))[0]
+        self.weights: dict[int, tuple[str, int]] = {}
         self.site = site
         self.num_forwards = self.rows = self.inputs = 0
         self.first_t = self.last_t = time.time_ns()
         self.first_y = self.last_y = S.recorder.syncs
         self.grad = self.looped = False
         self.last: weakref.ref[Any] | None = None
+
+    def weigh(self, module: Any) -> None:
+        """About 4 us a parameter: at the first evaluations of each module only."""
+        if id(module) in self.weights or _weighed.get(id(module), 0) >= MAX_WEIGHED:
+            return
+        _weighed[id(module)] = _weighed.get(id(module), 0) + 1
+        params = list(module.parameters())
+        if params and all(p.is_cpu for p in params):
+            self.weights[id(module)] = (type(module).__name__, digests.of_tensors(params)[0])
 
     def note(self, args: Any, kwargs: Any) -> None:
         import torch
@@ -62,7 +72,8 @@ def finish() -> None:
             S.recorder.event(
                 "evaluated", one.site, module=one.module, num_forwards=one.num_forwards, rows=one.rows, inputs=one.inputs,
                 first_t=one.first_t,
-                last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped, weights=one.weights,
+                last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped,
+                weights=[list(w) for w in one.weights.values()],
             )  # fmt: skip
 
 
@@ -101,6 +112,7 @@ def _note(module: Any, args: Any, site: sites.Site) -> None:
         return
     if not _open:
         _open.append(Evaluation(module, site))
+    _open[0].weigh(module)
     _open[0].note(args, {})
 
 

@@ -1,9 +1,10 @@
 """Parameters kept in half precision, which a step leaves as they were because it is smaller than the distance to the next number.
 
-Event "rounded_away" (at the end, once an optimizer that has such parameters): site (of the step), opt, dtype, looks [[lr, lost, num]]: of sampled
+Event "rounded_away" (at the end, once an optimizer that has such parameters): site (of the step), opt, dtype, looks [[group, lr, lost, num]]: of sampled
 elements with a gradient, how many a step left unchanged; cast (the call that put the parameters into this type; null where that was not seen);
 still [of the sampled elements, how many were at the last look as they were at the first, of how many]; stuck (names of parameters of which all were,
 first 20), num_stuck, num_params.
+Only of torch's own optimizers: another one may keep what a step leaves over (float32 copies, a compensation), or round at random.
 Read at two steps in 4 of those with digests; models in float32, under autocast too, cost one look at their types.
 """
 
@@ -28,17 +29,17 @@ class Half:
 
     opt: int
     dtype: str
-    params: list[tuple[str, weakref.ref[Any]]]
+    params: list[tuple[str, int, weakref.ref[Any]]]  # name, group
     cast: sites.Site
     site: sites.Site = sites.UNKNOWN
     before: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # position -> (values, gradients) as sampled before a step
-    lr: float = 0.0
-    looks: list[tuple[float, int, int]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # of the groups, at that step
+    looks: list[tuple[int, float, int, int]] = field(default_factory=list)
     ends: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # position -> values at the first look and at the last one
 
 
 _half: dict[int, Half] = {}
-_cast: dict[int, sites.Site] = {}  # id of a module that a call has put into half precision, and of those inside -> the call
+_cast: weakref.WeakKeyDictionary[Any, sites.Site] = weakref.WeakKeyDictionary()  # module that a call has put into half precision -> the call
 
 
 def _after_cast(result: Any, module: Any, *args: Any, **kwargs: Any) -> None:
@@ -46,57 +47,82 @@ def _after_cast(result: Any, module: Any, *args: Any, **kwargs: Any) -> None:
 
     first = next(module.parameters(), None)
     if first is not None and first.dtype in (torch.bfloat16, torch.float16):
-        _cast.update({id(m): sites.here(4) for m in module.modules()})
+        _cast.update(dict.fromkeys(module.modules(), sites.here(4)))
 
 
 def _cast_at(witness: Any) -> sites.Site:
     for root in (r for ref in witness.roots if (r := ref()) is not None):
-        found = next((_cast[id(m)] for m in root.modules() if id(m) in _cast), None)
+        found = next((_cast[m] for m in root.modules() if m in _cast), None)
         if found is not None:
             return found
     return sites.UNKNOWN
 
 
-def _of(witness: Any, params: list[Any]) -> Half:
+def _of(optimizer: Any, witness: Any, params: list[Any]) -> Half:
     import torch
 
     kinds = (torch.bfloat16, torch.float16)
-    named = [(n, p) for n, p in zip(witness.names, params, strict=False) if p is not None and p.dtype in kinds and p.is_cpu and digests.plain(p)]
+    group_of = {id(p): at for at, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    own = type(optimizer).__module__.startswith("torch.optim")
+    named = [(n, p) for n, p in zip(witness.names, params, strict=False) if own and p is not None and p.dtype in kinds and p.is_cpu and digests.plain(p)]
     dtype = str(named[0][1].dtype).removeprefix("torch.") if named else ""
-    return Half(witness.opt, dtype, [(n, weakref.ref(p)) for n, p in named[:MAX_PARAMS]], _cast_at(witness) if named else sites.UNKNOWN)
+    kept = [(n, group_of.get(id(p), 0), weakref.ref(p)) for n, p in named[:MAX_PARAMS]]
+    return Half(witness.opt, dtype, kept, _cast_at(witness) if named else sites.UNKNOWN)
+
+
+def _rate(group: Any) -> float:
+    """1 where the optimizer finds its rate by itself (None)."""
+    rate = group.get("lr")
+    return float(rate) if isinstance(rate, (int, float)) or hasattr(rate, "item") else 1.0
 
 
 @contained
 def _look(optimizer: Any, witness: Any, params: Any) -> None:
     half = _half.get(witness.opt)
     if half is None:
-        half = _half[witness.opt] = _of(witness, params)
+        half = _half[witness.opt] = _of(optimizer, witness, params)
     if not half.params or len(half.looks) >= MAX_LOOKS:
         return
     if S.steps % EVERY == 1 and half.before:
         _compare(half)
     half.before = {}
     if S.steps % EVERY == 0:
-        half.site, half.lr = sites.here(4), float(optimizer.param_groups[0]["lr"])
-        for at, (_, ref) in enumerate(half.params):
+        half.site, half.rates = sites.here(4), [_rate(g) for g in optimizer.param_groups]
+        for at, (_, _, ref) in enumerate(half.params):
             p = ref()
-            if p is not None and p.grad is not None and (values := digests.bits(p)) and (gradients := digests.bits(p.grad)):
-                half.before[at] = values, gradients
+            if p is not None and p.grad is not None and p.stride() == p.grad.stride() and (v := digests.bits(p)) and (g := digests.bits(p.grad)):
+                half.before[at] = v, g
 
 
 def _compare(half: Half) -> None:
-    lost = num = 0
+    counts: dict[int, list[int]] = {}
+    bounds = {b for values, _ in half.before.values() if (b := _bound(values)) is not None}
     for at, (values, gradients) in half.before.items():
-        p = half.params[at][1]()
-        now = digests.bits(p) if p is not None else None
+        _, group, ref = half.params[at]
+        now = digests.bits(p) if (p := ref()) is not None else None
         if now is None or len(now) != len(values) or len(gradients) != len(values):
             continue
-        graded = [i for i in range(0, len(values), 2) if gradients[i] | (gradients[i + 1] & 0x7F)]
+        free = [i for i, size in zip(range(0, len(values), 2), _sizes(values), strict=True) if size not in bounds]
+        graded = [i for i in free if gradients[i] | (gradients[i + 1] & 0x7F)]
         same = sum(now[i : i + 2] == values[i : i + 2] for i in graded)
-        num, lost = num + len(graded), lost + same
+        count = counts.setdefault(group, [0, 0])
+        count[0], count[1] = count[0] + same, count[1] + len(graded)
         if graded:
             half.ends[at] = half.ends.get(at, (values,))[0], now
-    half.looks.append((half.lr, lost, num))
+    half.looks += [(group, half.rates[group] if group < len(half.rates) else 1.0, lost, num) for group, (lost, num) in counts.items() if num]
+
+
+def _sizes(values: bytes) -> list[int]:
+    """The absolute values, as their bits."""
+    return [int.from_bytes(values[i : i + 2], "little") & 0x7FFF for i in range(0, len(values), 2)]
+
+
+def _bound(values: bytes) -> int | None:
+    """The size at which many elements stand, of both signs: the ends of an interval to which the script clamps them after each step."""
+    sizes = _sizes(values)
+    top = max(sizes, default=0)
+    signs = {values[2 * i + 1] >> 7 for i, size in enumerate(sizes) if size == top}
+    return top if sizes.count(top) > 0.1 * len(sizes) and len(signs) == 2 else None
 
 
 @quiet

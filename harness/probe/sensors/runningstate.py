@@ -50,8 +50,6 @@ def _values() -> Iterator[Running]:
     for root in names.root_modules():
         for name, module in itertools.islice(root.named_modules(), MAX_MODULES):
             kind = type(module)
-            if kind.__module__.startswith("torch."):
-                continue
             if kind not in known:
                 known[kind] = runningvalues.attributes(kind)
             for attribute, updated in known[kind].items():
@@ -76,7 +74,8 @@ def _at_save(thing: Any, site: sites.Site, path: str) -> None:
     if not _running or _num_saves[0] >= MAX_SAVES:
         return
     _num_saves[0] += 1
-    saved = {names.clean(name.rsplit("/", 1)[-1]) for name, _ in saving.walk(thing)}
+    found_in = list(saving.walk(thing))
+    saved = {names.clean(name.rsplit("/", 1)[-1]) for name, _ in found_in}
     by_root: dict[int, list[Running]] = {}
     for one in _running:
         by_root.setdefault(id(one.root()), []).append(one)
@@ -84,7 +83,7 @@ def _at_save(thing: Any, site: sites.Site, path: str) -> None:
         root = found[0].root()
         if root is None or not _holds(saved, root):
             continue
-        if lacking := [one for one in found if _is_lacking(one, saved)]:
+        if lacking := [one for one in found if _is_lacking(one, saved, [t for _, t in found_in])]:
             _tell(lacking, site, path)
 
 
@@ -94,10 +93,13 @@ def _holds(saved: set[str], root: Any) -> bool:
     return bool(wanted) and wanted <= saved
 
 
-def _is_lacking(one: Running, saved: set[str]) -> bool:
+def _is_lacking(one: Running, saved: set[str], tensors: list[Any]) -> bool:
+    """By no name, and by no tensor of that value: a method of the class may hand it out under another name."""
     module = one.module()
     value = _value(module, one.attribute) if module is not None else None
-    if value is None or _digest(value) == one.first or any(name.rsplit(".", 1)[-1] == one.attribute for name in saved):
+    if value is None or (now := _digest(value)) == one.first or any(name.rsplit(".", 1)[-1] == one.attribute for name in saved):
+        return False
+    if now in digests.of_tensors([t for t in tensors if t.shape == value.shape])[1]:
         return False
     classes = {c.__name__ for c in type(module).__mro__}
     return not any(runningvalues.named_outside(file, one.attribute, classes) for file in {one.updated[0], *cuts.user_files()[: cuts.MAX_FILES]})

@@ -101,11 +101,18 @@ def _role(value: Any) -> str:
 
 
 def path_of(f: Any) -> str:
-    """The real path behind a path or an open file; "" for a buffer."""
+    """The real path behind a path or an open file; "" for a buffer, and for a member of an archive, which bears the archive's name."""
     if isinstance(f, (str, os.PathLike)):
         return os.path.realpath(os.fsdecode(f))
     name = getattr(f, "name", None)
-    return os.path.realpath(name) if isinstance(name, str) else ""
+    return os.path.realpath(name) if isinstance(name, str) and _has_descriptor(f) else ""
+
+
+def _has_descriptor(f: Any) -> bool:
+    try:
+        return isinstance(f.fileno(), int)
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def _save(original: Any) -> Any:

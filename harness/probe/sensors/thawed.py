@@ -1,7 +1,7 @@
 """Frozen batch normalisations whose part of the model the script put into eval mode, and an outer train() put back: their statistics move.
 
 Event "frozen_moves" (once a part): site (the eval() of the part), train (the train() of a module around it), module, norms (how many of its
-layers moved), steps (in how many steps), frozen (their parameters were frozen when eval() was called, or by the train(), with no step between).
+layers moved), steps (in how many steps), frozen (their parameters were frozen when eval() was called, or by the train() of the same function, with no step between).
 A part is a module below a trained model. Looked at are 64 steps after such a train(). A part that goes to eval mode, or is called in it, without
 gradients is evaluated, and is none. Movement is told by the version of the count of batches, which waits for no device.
 """
@@ -82,7 +82,8 @@ def _put_back(outer: Any, site: sites.Site) -> None:
             del _parts[key]
         else:
             norms = [m for ref in part.norms if (m := ref()) is not None]
-            part.frozen = part.frozen or (part.train is None and S.steps == part.at_step and all(_is_frozen(m) for m in norms))
+            seen_together = part.site[::2] == site[::2]  # by one function: what hands out a part in eval mode may mean nothing by it
+            part.frozen = part.frozen or (seen_together and part.train is None and S.steps == part.at_step and all(_is_frozen(m) for m in norms))
             part.train = part.train or site
 
 

@@ -451,6 +451,14 @@ def test_seed_and_epoch_differ() -> None:
     assert "epoch differs" in said(SeedDiffers, epochs).message
 
 
+def test_a_global_batch_that_is_cut_by_rank() -> None:
+    def run(rows: int) -> Run:
+        return two(*([*one_pass(0, share(0), batch_size=8, **shuffled(0, world=1)), event("accumulation", opt=0, rows=rows)] for _ in range(2)))
+
+    silent(WrongWorld, run(4))
+    said(WrongWorld, run(8))
+
+
 def test_wrong_world() -> None:
     found = said(WrongWorld, two(*(one_pass(0, share(0), **shuffled(0, world=1)) for _ in range(2))))
     assert found.where is not None and found.where.line == 18 and "1 replicas" in found.message
@@ -816,6 +824,7 @@ def test_a_generator_in_one_state_on_all_ranks() -> None:
     assert "`rng`" in said(WorkerRngIdentical, run([[5, 6, 0], [5, 6, 0]], [[5, 6, 0], [5, 6, 0]])).message  # one fetch each
     silent(WorkerRngIdentical, run([[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]]))  # worker_init_fn gave each its own
     silent(WorkerRngIdentical, run([[1, 2, 0], [4, 5, 0]], [[7, 8, 0], [10, 11, 0]]))
+    silent(WorkerRngIdentical, run([[1, 2, 3], [1, 5, 6]], [[1, 8, 9], [1, 11, 12]]))  # each made its own at its first sample
 
 
 def test_sample_order() -> None:
@@ -948,13 +957,13 @@ def test_the_rest_of_a_finished_epoch() -> None:
     assert "trained on again" in said(ShuffleRestarts, two(*own)).message
 
 
-def interrupted(*, trained_from: int = 1, saved_at: int = 3, loaded: str = "/c.pt", steps_before: int = 3, part: int = 12) -> Run:
+def interrupted(*, trained_from: int = 1, saved_at: int = 3, loaded: str = "/c.pt", steps_before: int = 3, part: int = 12, key: str = "step") -> Run:
     """A pass that is given up after three batches, a file, a load, and a pass in the same order."""
     own = []
     for rank in range(2):
         first = one_pass(0, share(rank, 0)[:part], closed=True, complete=False, planned=8, **shuffled(rank, 0))
         saved = event("rename", s=saved_at, dst="/c.pt")
-        load = [event("load", s=steps_before, path=loaded, done=True), event("load_optimizer", s=steps_before, kind="SGD")]
+        load = [event("load", s=steps_before, path=loaded, done=True, numbers={key: 3}), event("load_optimizer", s=steps_before, kind="SGD")]
         again = one_pass(1, share(rank, 0), planned=8, first_trained=trained_from, line=71, **shuffled(rank, 0))
         own.append([*first, saved, *load, *[replace(e, step=steps_before) for e in again]])
     return two(*own)
@@ -968,6 +977,7 @@ def test_an_interrupted_epoch_that_starts_from_its_first_batch() -> None:
     silent(ShuffleRestarts, interrupted(saved_at=0))  # the file is of the epoch's start: its steps are lost, and taken again
     silent(ShuffleRestarts, interrupted(loaded="/best.pt"))
     silent(ShuffleRestarts, interrupted(part=32))  # it was complete
+    silent(ShuffleRestarts, interrupted(key="lr"))  # a second stage that starts from the first one's weights
 
 
 def test_shares_overlap() -> None:

@@ -245,10 +245,10 @@ def test_local_rank_default_switches_distribution_off() -> None:
 
 
 def test_a_local_rank_default_as_the_rank_of_the_sampler() -> None:
-    def dealt(of: int) -> list[Event]:
+    def dealt(of: int, replicas: int = 2) -> list[Event]:
         fields = {"loop": 1, "loader": 0}
         return [
-            event("loader", line=64, distributed={"num_replicas": 2, "rank": of}, **fields),
+            event("loader", line=64, distributed={"num_replicas": replicas, "rank": of}, **fields),
             event("pass", line=64, grad=True, backwards=3, complete=True, **fields),
         ]
 
@@ -257,6 +257,8 @@ def test_a_local_rank_default_as_the_rank_of_the_sampler() -> None:
     assert [f.message.partition("and ")[2] for f in findings(LocalRankArgument, of)] == ["every rank draws the share of rank 0"]
     of = run([declares(r, 0, events=(joined[r], *dealt(r))) for r in range(2)])
     assert findings(LocalRankArgument, of) == []
+    of = run([declares(r, 0, events=(joined[r], *dealt(0, replicas=1))) for r in range(2)])
+    assert findings(LocalRankArgument, of) == []  # all draw the global batch, which is cut later, or work on one model in parts
 
 
 def test_local_rank_passed_or_overridden_is_silent() -> None:

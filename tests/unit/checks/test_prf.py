@@ -416,10 +416,10 @@ def test_ranks_that_bind_themselves_to_one_core(calls: list[tuple[list[int], lis
 
 # ---- PRF115: weights that DDP keeps equal are sent again ----
 def sent_again(
-    num: int = 20, *, each_ms: float = 1.0, steps: range = range(20), parted: int = -1, wrapped: bool = True, ranks: tuple[int, ...] = (0, 1)
+    num: int = 20, *, each_ms: float = 1.0, steps: range = range(20), parted: int = -1, wrapped: bool = True, ranks: tuple[int, ...] = (0, 1), edited: bool = False
 ) -> Run:
     def rank(r: int) -> Recording:
-        sends = [event("coll", s=s, line=45, op="broadcast", numel=64, replicated=True) for s in steps for _ in range(num)] if r in ranks else []
+        sends = [event("coll", s=s, line=45, op="broadcast", numel=64, replicated=5 + r * edited) for s in steps for _ in range(num)] if r in ranks else []
         rows = [row(s, param=100 + s + (1000 * r if s == parted else 0), wall_s=0.1, num_coll=num, coll_s=num * each_ms / 1e3) for s in range(20)]
         return recording([*setup(r, ddp=wrapped), *sends], rows, rank=r)
 
@@ -439,6 +439,7 @@ def test_weights_that_are_sent_for_a_reason() -> None:
     assert findings(WeightsSentAgain, sent_again(steps=range(1))) == []  # once, before training
     assert findings(WeightsSentAgain, sent_again(wrapped=False)) == []
     assert findings(WeightsSentAgain, sent_again(ranks=(0,))) == []
+    assert findings(WeightsSentAgain, sent_again(edited=True)) == []  # rank 0 prunes behind the step
 
 
 # ---- PRF114: compiled in every step ----

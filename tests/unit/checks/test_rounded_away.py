@@ -17,7 +17,7 @@ from harness.record import Run
 
 
 def told(lost: int, *, still: int = 50, looks: int = 8, lr: float = 1e-4, warm: int = 0) -> Run:
-    seen = [[0.01 * lr, 100, 100]] * warm + [[lr, lost, 100]] * looks
+    seen = [[0, 0.01 * lr, 100, 100]] * warm + [[0, lr, lost, 100]] * looks + [[1, 0.0, 100, 100]] * looks  # the second group stands still on purpose
     of = event(
         "rounded_away", line=71, opt=0, dtype="bfloat16", cast=site(50), looks=seen, still=[still, 100], stuck=["norm.weight"] if still else [],
         num_stuck=int(still > 0), num_params=9,
@@ -54,10 +54,11 @@ def sensed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     yield found
 
 
-def trained(dtype: Any, lr: float) -> None:
+def trained(dtype: Any, lr: float, *, own: bool = True, clamp: float = 0.0) -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 1)).to(dtype)
-    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    kind = torch.optim.Adam if own else type("Kahan", (torch.optim.Adam,), {"__module__": "train"})
+    optimizer = kind(net.parameters(), lr=lr)
     names, params = zip(*net.named_parameters(), strict=True)
     witness = SimpleNamespace(opt=0, names=list(names), roots=[])
     for step in range(26):
@@ -66,6 +67,8 @@ def trained(dtype: Any, lr: float) -> None:
         net(torch.randn(16, 8, dtype=dtype)).square().mean().backward()
         roundedaway._look(optimizer, witness, list(params))
         optimizer.step()
+        for p in params if clamp else ():
+            p.data.clamp_(-clamp, clamp)
     roundedaway._tell()
 
 
@@ -73,14 +76,25 @@ def test_the_sensor_counts_what_a_step_leaves(sensed: list[dict[str, Any]]) -> N
     trained(torch.bfloat16, 1e-4)
     (one,) = sensed
     assert one["dtype"] == "bfloat16" and len(one["looks"]) == 7 and "1.weight" in one["stuck"]
-    assert sum(lost for _, lost, _ in one["looks"]) > 0.5 * sum(num for _, _, num in one["looks"])
+    assert sum(lost for _, _, lost, _ in one["looks"]) > 0.5 * sum(num for _, _, _, num in one["looks"])
 
 
 def test_large_steps_and_whole_precision(sensed: list[dict[str, Any]]) -> None:
     trained(torch.bfloat16, 0.1)
     (one,) = sensed
-    assert sum(lost for _, lost, _ in one["looks"]) < 0.2 * sum(num for _, _, num in one["looks"]) and one["num_stuck"] == 0
+    assert sum(lost for _, _, lost, _ in one["looks"]) < 0.2 * sum(num for _, _, _, num in one["looks"]) and one["num_stuck"] == 0
     sensed.clear()
     roundedaway._half.clear()
     trained(torch.float32, 1e-4)
     assert sensed == []
+
+
+def test_optimizers_that_keep_what_is_left_and_weights_at_their_bounds(sensed: list[dict[str, Any]]) -> None:
+    trained(torch.bfloat16, 1e-4, own=False)
+    assert sensed == []
+    trained(torch.bfloat16, 1e-2, clamp=0.01)
+    assert not any(one["num_stuck"] > 2 for one in sensed)
+
+
+def test_a_rate_that_the_optimizer_finds_itself() -> None:
+    assert roundedaway._rate({"lr": None}) == 1.0 and roundedaway._rate({}) == 1.0 and roundedaway._rate({"lr": torch.tensor(0.5)}) == 0.5

@@ -248,7 +248,7 @@ def test_clipping_on_one_rank_only() -> None:
 def target(first: tuple[int, int], last: tuple[int, int], *, called: bool = True, measured: Any = None) -> Run:
     def told(r: int) -> list[Event]:
         one = {"module": "Linear", "num": 2, "first": first[r], "digest": last[r], "called": called, "grad": False, "names": ["weight"]}
-        evaluations = [event("evaluated", line=90, module="Linear", weights=w, inputs=i) for w, i in (measured[r] if measured else ())]
+        evaluations = [event("evaluated", line=90, module="Net", weights=[["Net", 1], ["Linear", w]], inputs=i) for w, i in (measured[r] if measured else ())]
         return [event("others", models=[one]), *evaluations]
 
     return two_ranks(extra=told)
@@ -269,6 +269,8 @@ def test_an_average_that_all_ranks_measure_with() -> None:
     (found,) = findings(CHECKS["SYN115"], target(**apart, measured=[[(6, 1)], [(5, 2)]]))
     assert "updated on rank 0 only" in found.message
     assert findings(CHECKS["SYN115"], target(**apart)) == []  # nobody measures with it
+    own = target((4, 5), (4, 5), called=False, measured=[[(4, 1)], [(5, 2)]])
+    assert findings(CHECKS["SYN115"], own) == []  # a model of its own on each rank, from the start
     assert findings(CHECKS["SYN115"], target(**apart, measured=[[(6, 1)], []])) == []  # rank 0 alone does
     assert findings(CHECKS["SYN115"], target(**apart, measured=[[(6, 1)], [(5, 1)]])) == []  # all on the same samples: each reads its own
     assert findings(CHECKS["SYN115"], target(**apart, measured=[[(7, 1)], [(7, 2)]])) == []  # sent to all before they measure
