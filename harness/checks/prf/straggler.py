@@ -1,11 +1,11 @@
 """PRF102 straggler: one rank is slower than the others, and all wait for it.
 
 What it does
-    Compares the time that each rank spends on its own work, from the end of a step to its first collective or backward. 1.3 times the
-    median of the others and 5 ms more, in 80 % of the steps and beyond twice the uncertainty of the median difference, is a warning
-    (3 times, in 90 %, on a host whose load is above its cores). What a rank waited for a core is taken from its own time; where it is not known in
-    which part of a step it waited, from the suspect's only, so that a crowded host can hide a straggler but not make one. Time in backward
-    is not compared: the all-reduce makes it equal.
+    Compares the time that each rank spends on its own work: from the end of a step to its first collective or backward; under DDP on the CPU also
+    between the one backward of a step and the optimizer's step, where no collective lies in there. 1.3 times the median of the others and 5 ms
+    more, in 80 % of the steps and beyond twice the uncertainty of the median difference, is a warning (3 times, in 90 %, on a host whose load is
+    above its cores). What a rank waited for a core is taken from its own time; where it is not known in which part of a step it waited, from the
+    suspect's only, so that a crowded host can hide a straggler but not make one. Time in backward is not compared: the all-reduce makes it equal.
 
 Why it is bad
     Every step takes as long as the slowest rank's. The others' time shows up as communication, so the network gets the blame.
@@ -24,7 +24,7 @@ Known limits
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.prf import pace
@@ -48,14 +48,30 @@ class Straggler(Check):
         if len(trained) < 2:
             raise NotApplicable("fewer than two ranks took steps")
         stride = max(1, sum(r.num_rows for r in trained.values()) // MAX_LOOKED_AT)
-        own = {rank: _own(r, stride) for rank, r in trained.items()}
-        most_s = {rank: [most for most, _ in values] for rank, values in own.items()}
-        length = min(len(values) for values in most_s.values())
+        own = {rank: _own(r, stride, ()) for rank, r in trained.items()}
+        length = min(len(values) for values in own.values())
         if length < MIN_STEPS:
             raise Inconclusive(f"needs {MIN_STEPS} steps after the first {pace.WARM_UP_STEPS}")
         pace.require_cores(run)
         busy = pace.busy(run)
+        found = self._slow(trained, own, bool(busy))
+        if found is None and _waits_in_backward(run):
+            behind = _behind(trained, stride)
+            found = self._slow(trained, {rank: _own(r, stride, behind[rank]) for rank, r in trained.items()}, bool(busy))
+        if found is not None:
+            yield found
+            return
+        calm = sum(all(values[i][0] - values[i][1] < CALM_S for values in own.values()) for i in range(length))
+        if calm < MIN_STEPS:
+            raise Inconclusive(f"needs {MIN_STEPS} steps in which no rank waits for a core, {calm} of {length} are such")
+        if busy:
+            raise Inconclusive(f"the host has other work: load {busy:.1f} on {run.num_cores} cores")
+
+    def _slow(self, trained: Mapping[int, Recording], own: Mapping[int, Sequence[tuple[float, float]]], busy: bool) -> Finding | None:
+        """The rank that is slow by (most, least) seconds of each step."""
         ratio, share = (BUSY_RATIO, BUSY_MOST) if busy else (RATIO, MOST)
+        most_s = {rank: [most for most, _ in values] for rank, values in own.items()}
+        length = min(len(values) for values in most_s.values())
         in_order = [sorted(values) for values in zip(*most_s.values(), strict=False)]
         for rank, most in most_s.items():
             least = [least for _, least in own[rank]]
@@ -66,7 +82,7 @@ class Straggler(Check):
             more, error = pace.paired([least[i] - rest[i] for i in range(length)])
             others = pace.median(rest)
             if more - 2 * error >= max(MORE_S, (ratio - 1) * others):
-                yield self.finding(
+                return self.finding(
                     f"rank {rank} takes {more * 1e3:.0f} ms more of its own a step than the others, and they wait for it",
                     where=_slow_line(rank, trained),
                     ranks=[rank],
@@ -76,25 +92,44 @@ class Straggler(Check):
                     ],
                     help="look at what only this rank does in every step: logging, statistics, a slower disk, a larger share of data",
                 )
-                return
-        calm = sum(all(values[i][0] - values[i][1] < CALM_S for values in own.values()) for i in range(length))
-        if calm < MIN_STEPS:
-            raise Inconclusive(f"needs {MIN_STEPS} steps in which no rank waits for a core, {calm} of {length} are such")
-        if busy:
-            raise Inconclusive(f"the host has other work: load {busy:.1f} on {run.num_cores} cores")
+        return None
 
 
-def _own(recording: Recording, stride: int) -> list[tuple[float, float]]:
-    """(most, least) seconds a step that no other rank can have caused: up to the first collective or backward, and inside the optimizer's
-    step with its hooks, where no collective and no closure's backward lies in there. What it waited for a core is left out. Of every
+def _own(recording: Recording, stride: int, behind: Sequence[float]) -> list[tuple[float, float]]:
+    """(most, least) seconds a step that no other rank can have caused: up to the first collective or backward, inside the optimizer's step with its
+    hooks, where no collective and no closure's backward lies in there, and `behind` the backward. What it waited for a core is left out. Of every
     `stride`-th step, the same ones on all ranks."""
     names = ("self_s", "self_queue_s", "queue_s", "step_s", "backward_s", "coll_s", "wall_s")
     found = []
-    for before, before_queue, queue, step, backward, coll, wall in zip(*(pace.column(recording, n)[::stride] for n in names), strict=True):
+    for i, (before, before_queue, queue, step, backward, coll, wall) in enumerate(zip(*(pace.column(recording, n)[::stride] for n in names), strict=True)):
         own = max(0.0, before - before_queue)
         step = step if coll == 0 and before + step + backward <= 1.05 * wall else 0.0
+        step += behind[i] if i < len(behind) else 0.0
         found.append((own + step, own + max(0.0, step - max(0.0, queue - before_queue))))
     return found
+
+
+def _waits_in_backward(run: Run) -> bool:
+    """DDP on the CPU: backward returns when the gradients are there. On a device the next number that is read waits for them, with the others' time."""
+    params = [e["devices"] or () for _, e in run.events("params")]
+    return any(True for _ in run.events("wrap")) and bool(params) and all(set(devices) == {"cpu"} for devices in params)
+
+
+def _behind(trained: Mapping[int, Recording], stride: int) -> dict[int, list[float]]:
+    """Seconds from the backward to the optimizer's step, in steps of one backward and no collective on every rank; 0 in others: what one rank
+    spends there and another elsewhere is not to be compared."""
+    columns = {rank: _after_backward(r, stride) for rank, r in trained.items()}
+    alike = [all(value is not None for value in values) for values in zip(*columns.values(), strict=False)]
+    return {rank: [(value or 0.0) if same else 0.0 for value, same in zip(values, alike, strict=False)] for rank, values in columns.items()}
+
+
+def _after_backward(recording: Recording, stride: int) -> list[float | None]:
+    """None where more than the one backward lies between the first synchronisation and the step. The probe's own time is left out."""
+    names = ("self_s", "step_s", "backward_s", "coll_s", "wall_s", "probe_s", "num_backward")
+    return [
+        max(0.0, wall - before - step - backward - probe) if coll == 0 and num == 1 and before + step + backward <= 1.05 * wall else None
+        for before, step, backward, coll, wall, probe, num in zip(*(pace.column(recording, n)[::stride] for n in names), strict=True)
+    ]
 
 
 def _slow_line(rank: int, trained: Mapping[int, Recording]) -> Where | None:

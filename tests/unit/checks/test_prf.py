@@ -119,6 +119,29 @@ def test_a_crowded_host_neither_hides_a_straggler_nor_makes_one() -> None:
         list(check.end(crowded((0.010, 0.010), (0.002, 0.080), known=False)))
 
 
+def held_up(behind_s: float, every: int = 1, *, backwards: int = 1, coll_s: float = 0.0, device: str = "cpu", wrapped: bool = True) -> Run:
+    """DDP: rank 0 is busy between backward and step, so that rank 1 waits in its next backward."""
+
+    def rank(r: int) -> Recording:
+        events = [event("params", opt=0, devices=[device]), *([event("wrap", **WRAP)] if wrapped else [])]
+        late = [behind_s * (s % every == 0) for s in range(60)]
+        times = [{"self_s": 0.004, "step_s": 0.001, "coll_s": coll_s, "wall_s": 0.010 + own} for own in late]
+        rows = [row(s, num_backward=backwards, backward_s=0.005 + late[s] * r, **times[s]) for s in range(60)]
+        return recording(events, rows, rank=r)
+
+    return cores(run([rank(0), rank(1)]))
+
+
+def test_a_straggler_between_backward_and_step() -> None:
+    assert [f.ranks for f in findings(Straggler, held_up(0.030))] == [(0,)]
+    assert findings(Straggler, held_up(0.030, every=5)) == []  # every fifth step
+    assert findings(Straggler, held_up(0.003)) == []
+    assert findings(Straggler, held_up(0.030, backwards=2)) == []  # the forward of a second micro-batch lies in there
+    assert findings(Straggler, held_up(0.030, coll_s=0.001)) == []
+    assert findings(Straggler, held_up(0.030, device="cuda:0")) == []  # a number read there waits for the all-reduce
+    assert findings(Straggler, held_up(0.030, wrapped=False)) == []
+
+
 def fed(share: float, steps: int, wall_s: float = 0.2, workers: int = 0) -> Run:
     rows = [row(s, wall_s=wall_s, data_s=share * wall_s) for s in range(steps)]
     return cores(run([recording([event("loader", num_workers=workers, line=20)], rows)]))
