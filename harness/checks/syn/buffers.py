@@ -2,7 +2,9 @@
 
 What it does
     Compares floating point buffers that are not a normalisation's own statistics after training forwards, all buffers in evaluation, and those
-    of a module without parameters whose output goes into the trained model.
+    of a module without parameters whose output goes into the trained model. Where the script averages weights or gradients by hand and wraps nothing:
+    the running statistics of the normalisation layers, where all ranks measure with equal weights and statistics a quarter of a deviation and more
+    apart, reduce numbers then, and one rank alone saves its own.
 
 Why it is bad
     A codebook, a running mean or an EMA that is updated in forward follows each rank's own shard. DDP's broadcast gives everybody
@@ -17,7 +19,8 @@ Right
     self.ema.mul_(0.9).add_(batch_mean, alpha=0.1)
 
 Known limits
-    BatchNorm statistics that differ between two training forwards are normal and silent.
+    BatchNorm statistics that differ between two training forwards are normal and silent. Averages by hand: CPU only, and only where the saved statistics
+    are those of an evaluation. Clients that keep their statistics on purpose (FedBN, SiloBN) save their own each, or have other scales too: silent.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import replicas
+from harness.checks.syn import own_statistics, replicas
 from harness.model import Finding, Severity
 from harness.record import Run, where_of
 
@@ -36,6 +39,9 @@ class BufferNotReduced(Check):
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
+        if (apart := own_statistics.find(run)) is not None:
+            yield self._by_hand(run, apart)
+            return
         replicas.require(run)
         if (found := self._fed(run)) is not None:
             yield found
@@ -69,6 +75,17 @@ class BufferNotReduced(Check):
                     help="keep broadcast_buffers=True, use SyncBatchNorm, or average the buffers before evaluating",
                 )
                 return
+
+    def _by_hand(self, run: Run, apart: own_statistics.Apart) -> Finding:
+        saved = f" at line {apart.saved.where.line}" if apart.saved.where else ""
+        return self.finding(
+            "the ranks' weights are averaged by hand, the running statistics of their normalisation layers are not: one model is measured with statistics"
+            f" that differ between ranks, and rank {apart.saver} saves its own",
+            where=apart.averaged or apart.evaluated.where,
+            ranks=run.rank_ids,
+            notes=[f"the running means of {apart.layer or 'the model'} are {apart.gap:.1f} deviations apart", f"rank {apart.saver} saves{saved}"],
+            help="average running_mean and running_var with the weights, as `model.state_dict()` holds them, or use SyncBatchNorm",
+        )
 
     def _fed(self, run: Run) -> Finding | None:
         """A module beside the trained model, whose output goes into it: its buffers move in every step, on each rank their own way."""

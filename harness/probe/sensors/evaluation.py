@@ -2,7 +2,8 @@
 
 Event "evaluated" (when the model goes back to train mode, before the next step, or at the end; first 100): site (of the first forward),
 module, num_forwards, rows (samples in them), inputs (digest of the inputs in order), first_t, last_t, first_y, last_y, grad (gradients
-were on), looped (a pass over a loader was open), weights [[module, digest of its parameters at its first forward]] (of the first evaluations, on the CPU).
+were on), looped (a pass over a loader was open), weights [[module, digest of its parameters at its first forward]] (of the first evaluations, on the
+CPU); stats, params, layers: its running statistics, see statistics.py.
 A global forward hook is there only while such a model is in eval mode, and not once something is compiled.
 """
 
@@ -17,7 +18,7 @@ from .. import digests, sites
 from ..arm import at_close
 from ..patching import after, quiet
 from ..state import S, mix
-from . import steps
+from . import statistics, steps
 
 MAX_HASHED, MAX_WEIGHED = 64, 8
 _weighed: dict[int, int] = {}  # id of a module -> evaluations of it that were weighed
@@ -32,6 +33,7 @@ class Evaluation:
     def __init__(self, module: Any, site: sites.Site) -> None:
         self.module = type(module).__name__
         self.weights: dict[int, tuple[str, int]] = {}
+        self.stats, self.params, self.layers = statistics.of(module)
         self.site = site
         self.num_forwards = self.rows = self.inputs = 0
         self.first_t = self.last_t = time.time_ns()
@@ -73,7 +75,7 @@ def finish() -> None:
                 "evaluated", one.site, module=one.module, num_forwards=one.num_forwards, rows=one.rows, inputs=one.inputs,
                 first_t=one.first_t,
                 last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped,
-                weights=[list(w) for w in one.weights.values()],
+                weights=[list(w) for w in one.weights.values()], stats=one.stats, params=one.params, layers=one.layers,
             )  # fmt: skip
 
 
