@@ -2,7 +2,9 @@
 
 What it does
     Finds evaluation passes under a DistributedSampler that pads (the data set does not divide by the number of ranks), and looks at what
-    is reduced afterwards: sums over all ranks count the padding, gathered predictions can still be cut to the data set's length.
+    is reduced afterwards: sums over all ranks count the padding, gathered predictions can still be cut to the data set's length. Under any other
+    sampler, and where each rank has a Subset, it compares the indices that the ranks draw: a finding where they are the whole data set and then some
+    of it again, filled up to equal shares or whole batches, and the ranks add up a count of all of them.
 
 Why it is bad
     The score depends on the number of processes; the first samples of the test set weigh double.
@@ -15,7 +17,8 @@ Right
 
 Known limits
     Whether gathered predictions are cut afterwards is read from the source only: where it has anything that could (a slice up to a computed
-    bound, a set, a dict by index), the check is inconclusive.
+    bound, a set, a dict by index), the check is inconclusive. Of a sampler other than a DistributedSampler the padding is found only where the number
+    of samples is reduced as well as the score (or a multiple of it, as of tokens), in a tensor of at most eight elements.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from collections.abc import Iterable
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
+from harness.checks.evl import repeats
+from harness.checks.evl.repeats import Repeated
 from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run, number
 
@@ -40,6 +45,9 @@ class EvalPaddingDuplicates(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         passes.several_ranks(run)
+        own = next((r for r in repeats.counted(run) if not any(_padding(p) > 0 for p in r.group)), None)
+        if own is not None:
+            yield self._found_drawn(own)
         sampled = [p for p in passes.evaluating(run) if p.distributed is not None and p.exhausted]
         if not sampled and passes.evaluating(run):
             return  # evaluated without a sampler that pads
@@ -62,6 +70,18 @@ class EvalPaddingDuplicates(Check):
             ranks=sorted({p.rank for p in counted}),
             notes=[f"{number((first.distributed or {}).get('num_samples'))} samples on each of {run.world_size} ranks, then summed"],
             help="evaluate `Subset(test_set, range(rank, len(test_set), world_size))` instead, or drop what is repeated",
+        )
+
+    def _found_drawn(self, one: Repeated) -> Finding:
+        first, more = one.group[0], one.total - one.size
+        counts = f"; the count is reduced at line {one.summed.line}" if one.summed is not None else ""
+        return self.finding(
+            f"the evaluation counts {one.total} samples, the data set has {one.size}: the ranks together draw {more} of them once more, to fill up",
+            where=first.made_sampler if first.subset is None else first.made_dataset,
+            ranks=[p.rank for p in one.group],
+            notes=[f"{first.num_samples} samples on each of {len(one.group)} ranks, then summed{counts}"],
+            help="give the ranks shares without padding in an evaluation: `range(rank, len(test_set), world_size)`; they may differ by one",
+            evidence={"counted": one.total, "samples": one.size},
         )
 
 

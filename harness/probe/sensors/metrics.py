@@ -3,7 +3,7 @@
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
 "avg" | "max" | ...), before, after (values), rows (samples of the last batch), same (the last call reduced
 this tensor too), metric (at the first
-call of a site, as pairs, by_ranks: see nonlinear.py; chosen: see choices.py; own_pairs: see owncandidates.py), at_t, at_y, at (time,
+call of a site, as pairs, by_ranks: see nonlinear.py; chosen: see choices.py; own_pairs: see owncandidates.py; unread: see unreadresults.py), at_t, at_y, at (time,
 synchronisations and step of the call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
@@ -21,7 +21,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from .. import choices, cuts, datasets, digests, nonlinear, origins, owncandidates, shardorder, sites, zippedparts
+from .. import choices, cuts, datasets, digests, nonlinear, origins, owncandidates, shardorder, sites, unreadresults, zippedparts
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -107,6 +107,10 @@ def _is_same(site: sites.Site, tensor: Any) -> bool:
     return known is not None and known() is tensor
 
 
+def _is_first(site: sites.Site, tensor: Any) -> bool:
+    return _counts.get(site if tensor.numel() <= MAX_NUMEL else (site[0] + "+", *site[1:])) == 1
+
+
 @quiet
 def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sites.Site) -> None:
     import torch
@@ -126,6 +130,8 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "pairs": sites.as_json(nonlinear.look_for_pairs(sites.stack(3, 4), op, 0) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
         "own_pairs": sites.as_json(owncandidates.look(site, op) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
     }
+    if _is_first(site, tensor):
+        fields["unread"] = unreadresults.told(site, op)
     if tensor.numel() > MAX_NUMEL:
         fields["low"] = 0.0  # read with the sums
         both = torch.stack([earlier, _sums(tensor)])
