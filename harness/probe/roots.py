@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
+
+MAX_TERMS = 16
 
 
 def root_of(loss: Any) -> tuple[list[str], str, bool]:
@@ -71,18 +75,36 @@ def shape_of(node: Any) -> tuple[int, ...]:
     return tuple(told[0].shape) if told else ()
 
 
-def divisor_of(loss: Any) -> float | None:
-    """The whole number above 1 that the loss was divided by last, as a count of samples or tokens is; None for any other. Not read from a
-    device, nor where a hook would have to bring it back."""
-    node = loss.grad_fn
-    raw = getattr(node, "_raw_saved_other", None) if type(node).__name__ == "DivBackward0" else None
+def divisor_of(loss: Any) -> tuple[float, tuple[float, ...]] | None:
+    """(the whole number above 1 that the loss was divided by last, as a count of samples or tokens is, or every term of a sum was; the numbers that
+    the terms are multiplied by then); None for any other."""
+    terms = list(islice(_quotients(loss.grad_fn, 1.0, 0), MAX_TERMS + 1))
+    value = terms[0][0] if terms else 0.0
+    alike = len(terms) <= MAX_TERMS and all(v == value for v, _ in terms)
+    return (value, tuple(f for _, f in terms)) if alike and 1 < value < math.inf and value == int(value) else None
+
+
+def _quotients(node: Any, factor: float, depth: int) -> Iterator[tuple[float, float]]:
+    """(what it is divided by, or 0; what it is multiplied by) of each term."""
+    name = type(node).__name__
+    if name == "AddBackward0" and depth < MAX_TERMS and getattr(node, "_saved_alpha", 1) == 1:
+        for term in (n for n, _ in node.next_functions if n is not None):
+            yield from _quotients(term, factor, depth + 1)
+    elif name == "MulBackward0" and depth and (number := _number(node, "other") or _number(node, "self")):
+        yield from _quotients(next((n for n, _ in node.next_functions if n is not None), None), factor * number, depth + 1)
+    else:
+        yield _number(node, "other") if name == "DivBackward0" else 0.0, factor
+
+
+def _number(node: Any, operand: str) -> float:
+    """0 where it is no single number, or part of the graph itself. Not read from a device, nor where a hook would have to bring it back."""
+    raw = getattr(node, f"_raw_saved_{operand}", None)
     if raw is None or getattr(raw, "unpack_hook", raw) is not None:
-        return None
-    other = getattr(node, "_saved_other", None)
-    if other is None or not getattr(other, "is_cpu", False) or other.numel() != 1:
-        return None
-    value = float(other.item())
-    return value if value > 1 and value == int(value) else None
+        return 0.0
+    other = getattr(node, f"_saved_{operand}", None)
+    if other is None or not getattr(other, "is_cpu", False) or other.numel() != 1 or other.requires_grad or other.is_complex():
+        return 0.0
+    return float(other.item())
 
 
 def has_function(loss: Any) -> bool:

@@ -9,7 +9,7 @@ opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): opt, names {position: name}, own (values before DDP's communication hook,
 where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
 parameters on the CPU right before the first six steps).
-Event "divisor" (first 24 steps, each backward): site, made (the statement that divides), value: the whole number that the loss was divided by last.
+Event "divisor" (first 24 steps, each backward): site, made (the statement that divides), value (whole; of the loss or of each term), factors (of the terms).
 Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
 """
 
@@ -125,9 +125,9 @@ def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
     S.backwards += 1
     S.loss, S.loss_site = _value(loss) if given is None or loss.numel() == 1 else None, site  # else an output between two stages of a pipeline
     if loss.grad_fn is not None:
-        if S.steps < 24 and (divisor := roots.divisor_of(loss)) is not None:
+        if S.steps < 24 and given is None and (divisor := roots.divisor_of(loss)) is not None:
             made = site if "/" in sites.text(site) else sources.loss_made_at(site[0], site[1]) or site
-            S.recorder.event("divisor", site, made=sites.as_json(made), value=divisor)
+            S.recorder.event("divisor", site, made=sites.as_json(made), value=divisor[0], factors=divisor[1])
         if not S.light or site[:2] not in _seen:
             _describe(loss, site)
         graphs.watch(loss, "train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -169,11 +170,15 @@ def test_the_healthy_run_is_left_alone(name: str) -> None:
     assert findings(check, two_ranks(ddp=False, extra=lambda r: [event("loss", line=30, **LOSS)])) == []
 
 
-def divided(*counts: tuple[float, float], ddp: bool = True, weight: float = 0.5) -> Run:
+def sharded(root: str = "FSDPNet") -> Event:
+    return event("params", opt=0, sharded=True, roots=[root])
+
+
+def divided(*counts: tuple[float, float], ddp: bool = True, weight: float = 0.5, factor: float = 0.0, more: Sequence[Event] = ()) -> Run:
     """Losses that are divided by these counts, a pair a step; gradients averaged by DDP, or by hand to `weight` times their sum."""
 
     def told(rank: int) -> list[Event]:
-        events = [event("divisor", line=41, made=site(40), value=c[rank], s=s) for s, c in enumerate(counts)]
+        events = [*more, *(event("divisor", line=41, made=site(40), value=c[rank], factors=[1.0, 5 + factor * s], s=s) for s, c in enumerate(counts))]
         for s in range(0 if ddp else 3):
             events.append(event("gradients", opt=0, s=s, local={"0": [1.0 + rank]}, synced={"0": [3.0 * weight]}, at_step={"0": [3.0 * weight]}))
         return events
@@ -194,10 +199,25 @@ def test_each_rank_divides_by_a_count_of_its_own(ddp: bool) -> None:
         divided(*[(240, 200), (200, 240)] * 3),  # packed by length: now here, now there
         divided(*[(240, 240)] * 6, (240, 60)),  # one short batch
         divided(*[(240, 60)] * 6, ddp=False, weight=0.3),  # weighed by hand before they are summed
+        divided(*[(240, 60)] * 6, factor=0.1),  # a term's factor differs from step to step: it may make up for the count
+        divided(*[(240, 60), (60, 240)] * 3),  # far apart, in a few steps
+        divided(*[(240, 60)] * 6, more=[event("leaf_hook", line=9, key=0, before=1.0, after=0.4, along=True)]),  # weighed by a hook
+        divided(*[(240, 60)] * 6, more=[sharded("Net")]),  # tensor parallelism: DTensors, and nothing averages
     ],
 )
 def test_counts_that_weigh_no_rank_more_than_another(healthy: Run) -> None:
     assert findings(the_check(mean_of_means), healthy) == []
+
+
+def test_counts_that_differ_now_here_and_now_there_are_advice() -> None:
+    for more in ([], [sharded()]):
+        (found,) = findings(the_check(mean_of_means), divided(*[(240, 60), (60, 90)] * 6, more=more))
+        assert found.severity is Severity.ADVICE and "2.8 times" in found.notes[0] and "4 times at most" in found.notes[0]
+
+
+def test_parameters_that_fully_shard_has_put_over_the_ranks() -> None:
+    (found,) = findings(the_check(mean_of_means), divided(*[(240, 60), (230, 70)] * 3, ddp=False, weight=9.0, more=[sharded()]))
+    assert found.severity is Severity.WARNING and "240, 60" in found.message
 
 
 def followed(*values: tuple[float, ...], rates: tuple[float, float] = (0.1, 0.1), ranks: int = 2) -> Run:
