@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, replicas, rounding
+from harness.checks.syn import gradients, lone_steps, replicas, rounding
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -45,6 +45,9 @@ class ReplicasDiverge(Check):
             )
             if parting.num_param and names and (facts.wrapped or hand) and facts.same_opts:
                 rounding.require_more(run, parting)
+                lone, mended = lone_steps.apart(run)
+                if mended and parting.num_param <= len(lone):
+                    return  # local steps on purpose, each followed by an average of the parameters
                 seen = f"{parting.num_grad} of {parting.steps} steps with differing gradients, {parting.num_param} with differing parameters"
                 start = replicas.unaveraged(facts, opt) if facts.wrapped and parting.num_grad else None
                 if start is not None:

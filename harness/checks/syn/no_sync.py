@@ -2,7 +2,8 @@
 
 What it does
     At each step of DDP-wrapped parameters, asks whether the forward of the last backward before it ran inside `no_sync()`, or with
-    `require_backward_grad_sync` unset, and whether the gradients differ between ranks.
+    `require_backward_grad_sync` unset, and whether the gradients differ between ranks. Such a step may be rare: the last, shorter window of an
+    epoch. Of the steps without digests (from the 256th on, 15 of 16) it asks whether the parameters agree before one and differ after it.
 
 Why it is bad
     Inside `no_sync()` gradients only accumulate locally. The backward that precedes the step has to run outside it, or each rank
@@ -19,11 +20,14 @@ Right
         ddp(x).sum().backward()
     if last: optimizer.step()
 
+    last = (i + 1) % A == 0 or i + 1 == len(loader)      # the window that an epoch leaves unfinished has a last micro-batch too
+
     model.require_backward_grad_sync = last                # before the forward: DDP reads it there
     model(x).sum().backward()
 
 Known limits
-    Gradients that a script averages by hand after no_sync() are equal at the step: healthy and silent.
+    Gradients that a script averages by hand after no_sync() are equal at the step: healthy and silent. So are parameters that it makes equal again
+    after each such step.
 """
 
 from __future__ import annotations
@@ -31,9 +35,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check
-from harness.checks.syn import replicas
+from harness.checks.syn import lone_steps, replicas
 from harness.model import Finding, Severity
-from harness.probe.protocol import FLAG_DDP, FLAG_NO_SYNC
 from harness.record import Run
 
 
@@ -48,12 +51,10 @@ class StepWithoutSync(Check):
         flags = [e for _, e in run.events("sync_flag")]
         if not flags and not any(True for _ in run.events("no_sync")):
             return
-        alone = [
-            s
-            for s in run.steps()
-            if s.complete and all(f & FLAG_NO_SYNC and f & FLAG_DDP for f in s.number("flags")) and not s.same("grad")
-        ]
-        if not alone:
+        alone, mended = lone_steps.apart(run)
+        if not alone or mended:
+            if not alone and (between := lone_steps.between(run, facts)) is not None:
+                yield self._between(run, facts, between)
             return
         row = alone[0].rows[0]
         late = next((e.where for e in flags if e["late"]), None)
@@ -73,4 +74,17 @@ class StepWithoutSync(Check):
             ranks=run.rank_ids,
             notes=[f"first at step {alone[0].index}, after {row.num_backward if row else 0} backwards"],
             help="leave no_sync() for the last micro-batch: `with nullcontext() if last else ddp.no_sync():`",
+        )
+
+    def _between(self, run: Run, facts: replicas.Replicas, found: lone_steps.Between) -> Finding:
+        """Steps without digests."""
+        return self.finding(
+            f"step {found.first} follows a backward inside no_sync(): its gradients were not averaged, and the replicas part there",
+            where=replicas.first_where(run, "no_sync") or replicas.first_where(run, "sync_flag") or facts.grad_site(found.opt),
+            ranks=run.rank_ids,
+            notes=[
+                f"the parameters agree after step {found.equal} and differ after step {found.parted}",
+                *([f"{len(found.lone)} such steps were seen, as {', '.join(map(str, found.lone[:4]))}"] if len(found.lone) > 1 else []),
+            ],
+            help="leave no_sync() for the last micro-batch of each window, the shorter one at the end of an epoch too",
         )

@@ -28,7 +28,7 @@ def after_step(optimizer: Any) -> None:
     marks.of(optimizer).num_steps += 1
     if S.steps + 1 < _row_at[0]:
         S.steps = S.recorder.steps = S.steps + 1
-        S.since.num_backward = 0
+        S.since.num_backward = S.since.num_reduce = 0
     else:
         close()
         S.since.queue = queue.waited_s()  # the next step leaves a row: its time in the run queue begins now
@@ -63,6 +63,7 @@ def backward(original: Any, loss: Any, args: Any, kwargs: Any) -> Any:
         S.dark = False
     if seq() - seq_before > since.python_seq - python_before:
         recorder.syncs += 1
+        since.num_reduce += 1
     if S.loops or S.let_go:
         _tell_loops()
     return result

@@ -20,7 +20,7 @@ from .. import digests, lastloss, marks, names, protocol, sites, trainflags
 from ..arm import at_close
 from ..patching import quiet
 from ..state import MASK, S, mix, seq
-from . import collectives, dark, ddp, memory, queue, rng
+from . import collectives, dark, ddp, lonesteps, memory, queue, rng
 
 _known: dict[int, Witness] = {}  # by id of the optimizer, which takes its entry with it
 _counter = [0]
@@ -231,6 +231,8 @@ at_any_step: list[Any] = []  # what ends at a step, of whatever kind: (optimizer
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if (light := dark.under_way.pop(id(optimizer), None)) is not None and S.dark:
+        if not S.since.num_reduce and S.since.num_backward and _known[id(optimizer)].of_ddp:
+            lonesteps.look(_known[id(optimizer)])
         dark.after_step(optimizer)
         return
     began = time.perf_counter()
