@@ -2,7 +2,9 @@
 
 What it does
     Looks at the models that a started process has in reach, whether their parameters lie in shared memory, what the process trained, and
-    whether the parent's model has changed once all processes have been joined.
+    whether the parent's model has changed once all processes have been joined. Also at single parameters of a model that share_memory() was
+    called on: those that were put in behind that call, or given other data, and that the workers then train in memory of their own. A finding
+    where the parent computes with them afterwards as they were at the start; advice where it only saves them.
 
 Why it is bad
     A forked child gets a copy of all memory at the first write. Each worker's loss falls, the parent evaluates and saves the untrained
@@ -17,11 +19,16 @@ Right
     model.share_memory()          # before the processes are started
     workers = ...
 
+    model.share_memory()
+    model.words.weight.data.copy_(vectors)     # write into what is shared: `model.words = nn.Embedding...` would be private again
+
 Known limits
     Where share_memory() was called on the very model and its parameters lie in private memory all the same, the finding stands on that call.
     Silent where the parent never looks at the model again (workers that try out settings on copies), or trains or loads state afterwards:
     the results came back another way. Spawn and forkserver share what they are
-    passed, but not a global of the script.
+    passed, but not a global of the script. A part of a model is told only where share_memory() was called on the whole, the workers have moved it
+    by their second, 9th or 65th step, and the parent calls the module that holds it or saves it, after it has joined them all: a part that each
+    worker makes for itself, that is frozen, or that the parent leaves alone, may be private on purpose.
 """
 
 from __future__ import annotations
@@ -29,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.shm import workers
+from harness.checks.shm import halves, workers
 from harness.model import Finding, Severity, Where
 from harness.record import Recording, Run
 
@@ -67,6 +74,28 @@ class ShareMemoryForgotten(Check):
                 else "call `model.share_memory()` before the processes are started",
                 evidence={"workers": len(one.workers), "steps": steps},
             )
+        for half in halves.read(run):
+            yield self._half(half)
+
+    def _half(self, half: halves.Half) -> Finding:
+        """Some parameters of a model that was shared."""
+        named = f"`{', '.join(half.names[:4])}` of `{half.kind}`"
+        return self.finding(
+            f"{workers.counted(half.workers, 'process', 'processes')} trained {named} in memory of {'its' if len(half.workers) == 1 else 'their'} own: "
+            + ("put in" if half.put else "given other data")
+            + f" after share_memory(), not shared as the model's {half.num_shared} other trainable parameters are",
+            where=half.put or half.asked or half.where,
+            ranks=(half.team.rank,),
+            severity=None if half.computed else Severity.ADVICE,
+            notes=[
+                *([f"share_memory() was called before, on line {half.asked.line}"] if half.asked and half.put else []),
+                f"the parent {'computes with them' if half.computed else 'saves them'} after the join"
+                + (f", on line {half.use.line}," if half.use else "")
+                + " bit by bit as they were at the start",
+            ],
+            help="call share_memory() last, or write into what is shared: `with torch.no_grad(): p.copy_(values)`; put in or bound anew, it is private",
+            evidence={"workers": len(half.workers), "names": half.names},
+        )
 
 
 def _asked(parent: Recording, model: int, before_ns: int) -> Where | None:

@@ -131,6 +131,8 @@ def _before_start(process: Any, site: sites.Site) -> tuple[list[Any], list[int],
         if id(module) not in _before or _before[id(module)][0]() is not module:
             _before[id(module)] = (ref, digest)
     _started[id(process)] = (weakref.ref(process), started)
+    for look in at_starting:
+        look(site)
     outside = {id(model): lineage.made_at(copy) for model, copy in originals}
     return modules, [sum(p.is_shared() for p in m.parameters() if p.device.type == "cpu") for m in modules], outside
 
@@ -214,6 +216,8 @@ def _ended(process: Any, site: sites.Site) -> None:
     _watch(started)
 
 
+at_shared: list[Any] = []  # sensors that are told of share_memory(): (module or tensor, site)
+at_starting: list[Any] = []  # those that look right before a child is made, which inherits what they keep: (site)
 at_started: list[Any] = []  # sensors that look at the models of a child that has been started: (site, modules)
 at_all_joined: list[Any] = []  # and those that are told when the last child has been waited for
 
@@ -291,6 +295,8 @@ def _share(original: Any) -> Any:
     def tell(thing: Any, site: sites.Site) -> None:
         S.recorder.event("share_memory", site, kind=type(thing).__name__, id=id(thing), **_shm())
         lineage.note_shared(thing)
+        for look in at_shared:
+            look(thing, site)
 
     note = quiet(tell)
 

@@ -547,3 +547,26 @@ def test_the_rank_that_ends_last_decides(reader_unlinks: bool, codes: list[str])
     maker = recording([made, left, event("end", t=2_000_000_000, how="exit", steps=70)], rows)
     reader = recording([*([] if reader_unlinks else [left]), event("end", t=3_000_000_000, how="exit", steps=70)], rows, rank=1)
     assert [f.code for f in findings(BlocksLeft, run([maker, reader]))] == codes
+
+
+def half(*, how: str | None = "forward", trained: bool = True, used: tuple[str, ...] = ("words.weight",), put: bool = True) -> Run:
+    parts = [[9, "words.weight"]]
+    told = event(
+        "half_shared", line=58, root=9, module="Net", asked=site(44), names=["words.weight", "words.bias"], put=[site(35) if put else None, None], num_shared=4
+    )  # fmt: skip
+    uses = (event("half_used", line=39, parts=[[9, n] for n in used], how=how, t=10**14),) if how else ()
+    return team(changed=True, after=(told, *uses), child=(event("half_trained", parts=parts),) if trained else ())
+
+
+def test_a_part_of_a_shared_model_is_private() -> None:
+    (found,) = findings(ShareMemoryForgotten, half())
+    assert found.severity is Severity.ERROR and found.where and found.where.line == 35 and "`words.weight` of `Net`" in found.message
+    (found,) = findings(ShareMemoryForgotten, half(put=False))
+    assert found.where and found.where.line == 44 and "given other data" in found.message
+    (found,) = findings(ShareMemoryForgotten, half(how="save"))
+    assert found.severity is Severity.ADVICE
+
+
+def test_parts_that_may_be_private() -> None:
+    for healthy in (half(trained=False), half(how=None), half(used=("words.bias",))):
+        assert findings(ShareMemoryForgotten, healthy) == []
