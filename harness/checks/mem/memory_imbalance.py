@@ -17,6 +17,7 @@ Right
     each rank loads its share; torch.load(path, map_location="cpu")
 
 Known limits
+    The line is where the rank stood at one of ten looks a second: an allocation that takes less time is told at a line behind it.
     Roles that differ by design (parameter servers, pipeline stages) look the same. Ranks of different hosts are compared too.
 """
 
