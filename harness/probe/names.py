@@ -52,7 +52,8 @@ def modules_of(root: Any) -> list[Any]:
         if module not in seen:
             seen.add(module)
             found.append(module)
-            todo.extend([child for child in vars(module)["_modules"].values() if child is not None])
+            if inside := vars(module)["_modules"]:  # most have none
+                todo.extend([child for child in inside.values() if child is not None])
     return found
 
 

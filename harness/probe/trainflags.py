@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import names
+from . import digests, names
 from .state import MASK, S, mix
 
 
@@ -13,8 +13,7 @@ def look(witness: Any) -> int:
     for ref in witness.roots:
         root = ref()
         if root is not None:
-            for module in names.modules_of(root):
-                digest = mix(digest, 2 + module.training)
+            digest = mix(digest, digests.wide(bytes([bool(module.training) for module in names.modules_of(root)])))
     if digest != witness.flags:
         witness.flags = digest
         _tell(witness)

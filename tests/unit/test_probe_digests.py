@@ -53,3 +53,31 @@ def test_what_has_no_memory_has_no_digest() -> None:
     shrunk.untyped_storage().resize_(40)
     none: list[Any] = [given_back, shrunk, None, torch.zeros(0), torch.randn(2, device="meta"), torch.randn(3, dtype=torch.complex64)]
     assert digests.of_tensors(none)[1] == [0] * len(none)
+
+
+def test_a_place_that_was_read_before_is_read_again_as_it_is_now() -> None:
+    digests._samples.clear()
+    tensor = torch.arange(200.0)
+    first = digests.of_tensors([tensor])[1]
+    assert digests.of_tensors([tensor])[1] == first
+    tensor[0] = 7.0
+    assert digests.of_tensors([tensor])[1] != first  # the same address, other numbers
+    part, turned = tensor[:100], tensor.view(20, 10).t()
+    assert digests.of_tensors([part])[1] == digests.of_tensors([part.clone()])[1]  # the same address, fewer elements
+    assert digests.of_tensors([turned])[1] == digests.of_tensors([tensor.clone().view(20, 10).t()])[1]  # the same address, another order
+    assert digests.of_tensors([tensor.view(torch.int32)])[1] == digests.of_tensors([tensor.clone().view(torch.int32)])[1]
+    tensor.untyped_storage().resize_(0)
+    assert digests.of_tensors([tensor])[1] == [0]
+
+
+def test_slices_are_the_same_wherever_they_are_read() -> None:
+    tensors = [torch.randn(3000), torch.randn(40_000), torch.randn(7, 5).bfloat16()]
+    rotation = digests.Rotation(tensors)
+    direct = [rotation.digest(tensors, step) for step in range(len(rotation.slices))]
+    expected = []
+    for chosen in rotation.slices:
+        value = 0
+        for i, start, num in chosen:
+            value = digests.crc32(digests.to_bytes(tensors[i].flatten()[start : start + num]), value)
+        expected.append(value << 32 | len(chosen))
+    assert direct == expected and len(direct) > 1
