@@ -260,6 +260,16 @@ def test_files_loaded_for_every_item_count_together() -> None:
     assert findings(FileReloaded, of(0.3, "other")) == []  # neither function alone
 
 
+def test_a_file_that_is_loaded_in_every_step_is_reckoned_to_the_end() -> None:
+    def of(steps: int) -> Run:
+        told = event("reload", line=29, s=15, path="/data/set.pt", num=512, took_s=0.3, steps=steps)
+        return run([recording([told], [row(s, wall_s=0.03) for s in range(32)])])
+
+    (found,) = findings(FileReloaded, of(16))
+    assert "0.6 s of 1" in found.notes[0]
+    assert findings(FileReloaded, of(8)) == []  # now and then: what was told is all that is known
+
+
 def test_quick_or_early_loads_are_healthy() -> None:
     assert findings(FileReloaded, reloading(512, 0.4, 16)) == []
     assert findings(FileReloaded, reloading(64, 2.0, 1)) == []
