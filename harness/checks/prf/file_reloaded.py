@@ -73,7 +73,7 @@ class FileReloaded(Check):
 def _whole_s(event: Event, recording: Recording) -> float:
     """What it took until it was told last, at a power of two of calls; of one that comes in every step, to the end of the run at that rate."""
     told = float(event["took_s"])
-    steady = number(event["steps"]) >= EVERY_STEP * (event.step + 1)
+    steady = EVERY_STEP * (event.step + 1) <= number(event["steps"]) <= event.step + 2
     return told * max(1.0, recording.num_steps / (event.step + 1)) if steady else told
 
 

@@ -266,7 +266,7 @@ def test_a_file_that_is_loaded_in_every_step_is_reckoned_to_the_end() -> None:
         return run([recording([told], [row(s, wall_s=0.03) for s in range(32)])])
 
     (found,) = findings(FileReloaded, of(16))
-    assert "0.6 s of 1" in found.notes[0]
+    assert "0.6 s of 0.9 s" in found.notes[0]
     assert findings(FileReloaded, of(8)) == []  # now and then: what was told is all that is known
 
 
