@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+import torch.distributed.nn.functional  # before the group: imported later it keeps the group, whose threads now and then abort the interpreter's end
 {imports}
 
 def main():
@@ -64,6 +65,9 @@ SCRIPTS = {
     + script().replace("def main():", "def main(rank=0):").replace('init_process_group("gloo")', 'init_process_group("gloo", init_method="file://" + '
       'os.path.abspath("store"), rank=rank, world_size=2)').replace("    main()\n", "    mp.spawn(main, nprocs=2)\n"),
 }  # fmt: skip
+
+
+ABORTED = "terminate called without an active exception"  # torch's own, behind the script's last line: LAU102's page
 
 
 def harness(folder: Path, *arguments: str, **env: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
@@ -132,11 +136,13 @@ def test_a_script_without_training_is_not_sane(verdicts: dict[str, dict[str, Any
 
 @pytest.mark.parametrize("name", ["healthy", "workers"])
 def test_losses_are_bit_identical_without_the_probe(project: Path, verdicts: dict[str, dict[str, Any]], name: str) -> None:
-    bare = project / f"bare_{name}"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", f"{name}.py"]
-    subprocess.run(
-        command, cwd=project, env={**os.environ, "CURVE": str(bare), "OMP_NUM_THREADS": "1"}, check=True, capture_output=True, timeout=170
-    )
+    env = {**os.environ, "CURVE": str(project / f"bare_{name}"), "OMP_NUM_THREADS": "1"}
+    for _ in range(3):
+        bare = subprocess.run(command, cwd=project, env=env, check=False, capture_output=True, text=True, timeout=170)
+        if ABORTED not in bare.stderr:
+            break
+    assert bare.returncode == 0, bare.stderr
     done, _ = harness(project, f"{name}.py", "-n", "2", "--launcher", "torchrun", CURVE=str(project / f"probed_{name}"))
     assert done.returncode == 0, done.stdout
     for rank in (0, 1):
