@@ -15,13 +15,11 @@ Event "autograd_grad": site; torch.autograd.grad was asked for gradients of para
 
 from __future__ import annotations
 
-import itertools
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
-from .. import digests, marks, names, roots, sites, sources
+from .. import digests, marks, names, roots, samplevalues, sites, sources
 from ..patching import after, contained, quiet, wrap
 from ..state import S, seq
 from . import assigned, comm_hooks, dark, ddp, graphs, manual, queue, reached, scales, steps, thrown
@@ -217,7 +215,7 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
             _note_versions(optimizer, m)
             m.added = m.added or _has_added(m)
             if S.steps < GRADIENT_STEPS or comm_hooks.due():
-                _local[id(optimizer)] = _values(optimizer)
+                _local[id(optimizer)] = samplevalues.gradients(optimizer)
             if S.steps < UNGRADED_STEPS and S.ddps:
                 m.graded.update(id(p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
 
@@ -249,27 +247,11 @@ def _reducer_groups_moved() -> bool:
     return moved
 
 
-def _values(optimizer: Any) -> dict[str, list[float]]:
-    """A few gradient values of a few parameters, by position in the optimizer."""
-    return _sampled([p.grad for group in optimizer.param_groups for p in group["params"]], 6)
-
-
-def _weights(optimizer: Any) -> dict[str, list[float]]:
-    """What the parameters' digests are made of, of a few: tells a difference by rounding from one that somebody made."""
-    held = [p.detach() if p.grad is not None else None for group in optimizer.param_groups for p in group["params"]]
-    return _sampled([p if p is None or p.device.type == "cpu" else None for p in held], digests.NUM_SAMPLES)
-
-
-def _sampled(tensors: Sequence[Any], num: int) -> dict[str, list[float]]:
-    chosen = ((i, t) for i, t in enumerate(tensors) if t is not None and digests.plain(t) and t.is_floating_point())
-    return {str(i): [float(v) for v in digests.sampled(t, num).tolist()] for i, t in itertools.islice(chosen, 8)}
-
-
 def note_unclipped() -> None:
     """Before a clip: what a hand-written sync made of the gradients, which the clip is about to scale."""
     if S.steps < GRADIENT_STEPS or comm_hooks.due():
         for optimizer in marks.optimizers():
-            _unclipped[id(optimizer)] = _values(optimizer)
+            _unclipped[id(optimizer)] = samplevalues.gradients(optimizer)
 
 
 def _at_light_step(optimizer: Any, witness: Any) -> None:
@@ -289,7 +271,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     _at_light_step(optimizer, witness)
     own = comm_hooks.own(optimizer) if comm_hooks.due() else {}
     if S.steps < GRADIENT_STEPS or own:
-        local, at_step = _local.pop(id(optimizer), {}), _values(optimizer)
+        local, at_step = _local.pop(id(optimizer), {}), samplevalues.gradients(optimizer)
         synced = _unclipped.pop(id(optimizer), at_step)
         contained(assigned.note_changed)(witness.opt, local, synced)
         S.recorder.event(
@@ -300,7 +282,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             **({"own": own} if own else {}),
             synced=synced,
             at_step=at_step,
-            weights=_weights(optimizer) if S.steps < GRADIENT_STEPS else {},
+            weights=samplevalues.weights(optimizer) if S.steps < GRADIENT_STEPS else {},
             backwards=S.since.num_backward,
         )
     if S.steps < 24 or _is_unusual(counted):
