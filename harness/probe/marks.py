@@ -9,12 +9,13 @@ from typing import Any
 class Mark:
     """What is remembered of an optimizer between its steps."""
 
-    __slots__ = ("added", "graded", "held", "num_modules", "num_steps", "on_device", "optimizer", "stepped", "versions", "zeroed")
+    __slots__ = ("added", "cleared", "graded", "held", "num_modules", "num_steps", "on_device", "optimizer", "stepped", "versions", "zeroed")
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.versions: dict[int, int] = {}  # of gradients on a device, after the last backward or before the last step
         self.zeroed = False
+        self.cleared = False  # zero_grad() took its gradients away, and no backward or step has come since
         self.graded: set[int] = set()  # ids of parameters that had a gradient after a backward since the last step (first steps only)
         self.stepped = False
         self.num_steps = 0

@@ -1,23 +1,49 @@
-"""Modes of the modules that own an optimizer's parameters: one digest a step, and their names where it is another than at the last step."""
+"""Modes of the modules that own an optimizer's parameters: one digest a step, and their names where it is another than at the last look."""
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 from . import digests, names
-from .state import MASK, S, mix
+from .state import MASK, S
+
+FIRST_STEPS = 64  # at each of them all modes are read: 70 us for 60 modules
+EVERY = 4  # steps; after the first ones, while nobody calls train() or eval(): an assignment to `.training` calls nothing
+WALK_EVERY = 16  # steps; when the modules are looked up anew (180 us) although none was made: one may have been moved to another place
+num_switches = [0]  # calls of train() and eval() so far, of whatever module
+
+
+class Modules:
+    """The modules below the roots of one optimizer's parameters, and what was seen of them."""
+
+    def __init__(self) -> None:
+        self.refs: list[weakref.ref[Any]] = []
+        self.num_made = -1  # modules made in this process when they were looked up
+        self.walked_at = self.read_at = 0  # steps
+        self.num_switches = -1  # when their modes were read
+
+    def is_known(self) -> bool:
+        step = S.steps
+        return step >= FIRST_STEPS and self.num_switches == num_switches[0] and self.num_made == names.num_made[0] and 0 <= step - self.read_at < EVERY
+
+    def living(self, roots: list[weakref.ref[Any]]) -> list[Any]:
+        if self.num_made == names.num_made[0] and 8 <= S.steps < self.walked_at + WALK_EVERY:
+            return [module for ref in self.refs if (module := ref()) is not None]
+        found = [module for ref in roots if (root := ref()) is not None for module in names.modules_of(root)]
+        self.refs, self.num_made, self.walked_at = [weakref.ref(module) for module in found], names.num_made[0], S.steps
+        return found
 
 
 def look(witness: Any) -> int:
-    digest = 1
-    for ref in witness.roots:
-        root = ref()
-        if root is not None:
-            digest = mix(digest, digests.wide(bytes([bool(module.training) for module in names.modules_of(root)])))
-    if digest != witness.flags:
-        witness.flags = digest
-        _tell(witness)
-    return digest & MASK
+    known: Modules = witness.modules
+    if not known.is_known():
+        digest = digests.wide(bytes([bool(module.training) for module in known.living(witness.roots)])) & MASK
+        known.read_at, known.num_switches = S.steps, num_switches[0]
+        if digest != witness.flags:
+            witness.flags = digest
+            _tell(witness)
+    return int(witness.flags)
 
 
 def _tell(witness: Any) -> None:

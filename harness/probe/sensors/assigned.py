@@ -39,4 +39,4 @@ def tell(opt: int, *, backward: bool) -> None:
 
 
 def arm() -> None:
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, NUM_STEPS)

@@ -40,4 +40,4 @@ def arm() -> None:
     import torch
 
     before(torch.amp.autocast_mode.autocast, "__init__", _before_init)
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, LOOKED_AT + 8)

@@ -20,13 +20,14 @@ import weakref
 from typing import Any
 
 from .. import digests, marks, names, roots, samplevalues, sites, sources
+from ..looks import Looks
 from ..patching import after, contained, quiet, wrap
 from ..state import S, seq
 from . import assigned, comm_hooks, dark, ddp, graphs, manual, queue, reached, scales, steps, thrown
 
-at_backward: list[Any] = []  # sensors that look at the loss of the first 256 backwards
-at_left: list[Any] = []  # the same after it
-at_zero_grad: list[Any] = []  # sensors that are told of an optimizer's zero_grad()
+at_backward = Looks()  # sensors that look at the loss of the first 256 backwards
+at_left = Looks()  # the same after it
+at_zero_grad = Looks()  # sensors that are told of an optimizer's zero_grad()
 _seen: dict[tuple[str, int], str] = {}
 _since_zero: dict[sites.Site, int] = {}
 _local: dict[int, dict[str, list[float]]] = {}
@@ -67,10 +68,13 @@ LOOKED_AT = 8  # gradients, spread over the optimizer: a part that is never zero
 def _check_zeroed() -> None:
     """Whether each optimizer's gradients are zero or None now; remembered until its step."""
     for optimizer in marks.optimizers():
-        if not marks.of(optimizer).zeroed:
-            versions = marks.of(optimizer).versions
+        m = marks.of(optimizer)
+        if m.cleared:
+            m.zeroed, m.held = True, []
+        elif not m.zeroed:
+            versions = m.versions
             nonzero = False
-            marks.of(optimizer).held = []
+            m.held = []
             for p in thrown.spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
                 # on a device its value would wait for it: what nobody has written to since the last step or backward is as it was
                 if (
@@ -79,33 +83,38 @@ def _check_zeroed() -> None:
                     else digests.plain(grad := digests.local(p.grad)) and digests.any_sampled(grad)
                 ):
                     nonzero = True
-                    marks.of(optimizer).held.append((weakref.ref(p), id(p.grad), p.grad._version))
-            if not nonzero:
-                marks.of(optimizer).zeroed = True
+                    m.held.append((weakref.ref(p), id(p.grad), p.grad._version))
+            m.zeroed = not nonzero
 
 
 def _note_versions(optimizer: Any, m: marks.Mark) -> None:
-    if not S.light:
-        m.on_device = _on_device(optimizer)
     if m.on_device:
         m.versions = {id(p): p.grad._version for g in optimizer.param_groups for p in g["params"] if p.grad is not None}
 
 
 def _on_device(optimizer: Any) -> bool:
-    return any(not p.is_cpu for g in optimizer.param_groups for p in g["params"][:1])
+    for group in optimizer.param_groups:
+        params = group["params"]
+        if params and not params[0].is_cpu:
+            return True
+    return False
 
 
-def _after_zero_grad(result: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    for look in at_zero_grad if not S.light else ():
+def _after_zero_grad(result: Any, optimizer: Any, set_to_none: bool = True) -> None:
+    if S.light:  # nobody asks
+        return
+    for look in at_zero_grad.due(S.steps):
         look(optimizer)
-    if not S.light and _on_device(optimizer):  # at light steps nobody asks
-        marks.of(optimizer).zeroed = True
+    m = marks.of(optimizer)
+    m.cleared = bool(set_to_none)
+    if m.on_device or (not m.num_steps and _on_device(optimizer)):
+        m.zeroed = True
 
 
 def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
     if S.backwards <= 256:
         S.since.given = given is not None
-        for look in at_backward:
+        for look in at_backward.due(S.steps):
             look(loss)
     if manual._leaves:  # a step without an optimizer shows only now
         manual.look()
@@ -126,7 +135,7 @@ def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
         if S.steps < 24 and given is None and (divisor := roots.divisor_of(loss)) is not None:
             made = site if "/" in sites.text(site) else sources.loss_made_at(site[0], site[1]) or site
             S.recorder.event("divisor", site, made=sites.as_json(made), value=divisor[0], factors=divisor[1])
-        if not S.light or site[:2] not in _seen:
+        if site[:2] not in _seen or (not S.light and (S.backwards < 64 or S.backwards % 5 == 0)):  # of two losses in turn each has its turn
             _describe(loss, site)
         graphs.watch(loss, "train")
     if S.let_go:
@@ -201,7 +210,7 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
     if issued > 0 or _reducer_groups_moved():
         since.num_reduce += 1
         S.recorder.syncs += 1
-    for look in at_left if S.backwards <= 256 else ():
+    for look in at_left.due(S.steps) if S.backwards <= 256 else ():
         look(loss)
     for wrapped in S.ddps:
         wrapped.forwards = 0  # one forward arms the reducer for one backward
@@ -212,6 +221,8 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
         thrown.note_backward(S.loss_site)
     for m in list(marks.table.values()):
         if (not S.light or m.on_device) and (optimizer := m.optimizer()) is not None:
+            m.on_device = m.on_device if S.light else _on_device(optimizer)
+            m.cleared = False
             _note_versions(optimizer, m)
             m.added = m.added or _has_added(m)
             if S.steps < GRADIENT_STEPS or comm_hooks.due():
@@ -257,11 +268,12 @@ def note_unclipped() -> None:
 def _at_light_step(optimizer: Any, witness: Any) -> None:
     m = marks.of(optimizer)
     S.since.zeroed = m.zeroed or not m.stepped or not (S.light or m.added)
-    m.zeroed = m.added = False
+    m.zeroed = m.added = m.cleared = False
+    if not (m.stepped or S.light):
+        m.on_device = _on_device(optimizer)
     m.stepped = True
     m.num_steps += 1
-    if m.on_device or not S.light:
-        _note_versions(optimizer, m)
+    _note_versions(optimizer, m)
     if _since_zero:
         _since_zero.clear()
 
@@ -384,7 +396,7 @@ def arm() -> None:
     wrap(torch.autograd, "grad", _grad)
     after(torch.optim.Optimizer, "__init__", _after_optimizer)
     after(torch.optim.Optimizer, "add_param_group", lambda *args, **kwargs: reached.look_soon())
-    at_zero_grad.append(thrown.note_cleared)
+    at_zero_grad.append(thrown.note_cleared, thrown.NUM_STEPS)
     after(torch.optim.Optimizer, "zero_grad", _after_zero_grad)
     steps.at_step.append(_at_step)
     steps.at_light_step.append(_at_light_step)

@@ -137,7 +137,7 @@ def arm() -> None:
     import torch
 
     after(torch.nn.Module, "zero_grad", _after_module_zero_grad)
-    backward.at_backward.append(_enter)
-    backward.at_left.append(_leave)
-    backward.at_zero_grad.append(_after_zero_grad)
-    steps.at_step.append(_at_step)
+    backward.at_backward.append(_enter, MAX_STEPS)
+    backward.at_left.append(_leave, MAX_STEPS)
+    backward.at_zero_grad.append(_after_zero_grad, MAX_STEPS)
+    steps.at_step.append(_at_step, MAX_STEPS)

@@ -290,20 +290,20 @@ def _wrapped_of(model: Any) -> Wrapped | None:
     return None
 
 
-def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any, site: sites.Site) -> None:
+def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any) -> None:
     """Before a forward, at steps with digests."""
     if model.training or S.steps < 4:
-        tensors = digests.of_batch((args, kwargs))
+        tensors = digests.of_batch((*args, *kwargs.values()))
         if model.training and wrapped.index == 0:
             ownscales.note(tensors)
         if tensors and tensors[0].device.type == "cpu":  # a device batch would be waited for
             digest = digests.of_tensors(tensors[:4])[0]
             S.since.batch = mix(S.since.batch, digest)
             if model.training:
-                inputs.note(wrapped.index, digest, site)
+                inputs.note(wrapped.index, digest)
             S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
     if S.steps < 64 or S.steps % 16 == 0:
-        _look_for_changes(wrapped, model, site)
+        _look_for_changes(wrapped, model, sites.here(4))
 
 
 def _left(wrapped: Wrapped, model: Any, output: Any) -> None:
@@ -329,7 +329,6 @@ def _forward(original: Any) -> Any:
         recorder, wrapped = S.recorder, _wrapped_of(self)
         if wrapped is None or recorder.disabled or S.at_work.yes:
             return original(self, *args, **kwargs)
-        site = None
         if not S.dark:
             S.since.num_forward += 1
             wrapped.forwards += 1
@@ -337,9 +336,8 @@ def _forward(original: Any) -> Any:
                 wrapped.graded = True
                 wrapped.armed = wrapped.armed or self.require_backward_grad_sync
         if not S.light:
-            site = sites.here(2)
-            entered(wrapped, self, args, kwargs, site)
-        recorder.enter("ddp_forward", site)
+            entered(wrapped, self, args, kwargs)
+        recorder.enter("ddp_forward", None)  # where it is the beat finds out, should it last
         output = original(self, *args, **kwargs)
         recorder.leave()
         if not self.training or not graphs.idle() or not (S.dark or (S.light and S.steps % 16)):

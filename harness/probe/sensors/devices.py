@@ -105,9 +105,9 @@ def _tell(when: str) -> None:
 
 
 def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
-    beat.start()
-    if os.getpid() not in _told:
-        _told.add(os.getpid())
+    if (pid := os.getpid()) not in _told:
+        beat.start()
+        _told.add(pid)
         _tell("step")
 
 

@@ -86,5 +86,5 @@ def arm() -> None:
     from . import steps
 
     start()
-    steps.at_step.append(tell_others)
+    steps.at_step.append(tell_others, LAST_STEP)
     on_import("torch.utils.checkpoint", _arm_checkpoint)

@@ -94,4 +94,4 @@ def _is_named(node: ast.expr, name: str) -> bool:
 
 
 def arm() -> None:
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, LOOKS[1] + 1)

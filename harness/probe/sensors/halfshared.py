@@ -167,4 +167,4 @@ def arm() -> None:
     shared.at_starting.append(_starting)
     shared.at_all_joined.append(_joined)
     saving.at_save.append(_saving)
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, LOOKS[-1] + 1)

@@ -14,19 +14,22 @@ from ..patching import quiet
 from ..state import S
 
 MAX_FORWARDS, EVERY = 512, 64
+LOCATED_AT = 8  # forwards of the EVERY: the first of all may be a trial; asked each time it would cost 20 us
 _fed: dict[int, list[int]] = {}  # index of the wrap -> digests not written yet
 _num: dict[int, int] = {}
 _made: dict[sites.Site, sites.Site] = {}
 _at: dict[int, sites.Site] = {}
 
 
-def note(index: int, digest: int, site: sites.Site) -> None:
+def note(index: int, digest: int) -> None:
     """A training forward; about 0.7 us."""
     num = _num.get(index, 0)
     if num >= MAX_FORWARDS or index > 3 or S.steps >= 256:  # from there on steps without digests leave gaps (protocol.witnessed)
         return
-    _num[index], _at[index] = num + 1, site
+    _num[index] = num + 1
     kept = _fed.setdefault(index, [])
+    if index not in _at or len(kept) == LOCATED_AT:
+        _at[index] = sites.here(5)
     kept.append(digest >> 32 & 0xFFFFFFFF)
     if len(kept) >= EVERY:
         _write(index)

@@ -118,5 +118,5 @@ def arm() -> None:
 
     wrap(torch.Tensor, "register_hook", _register)
     wrap(torch.Tensor, "register_post_accumulate_grad_hook", _register_accumulated)
-    backward.at_backward.append(_enter)
-    backward.at_left.append(_left)
+    backward.at_backward.append(_enter, NUM_STEPS)
+    backward.at_left.append(_left, NUM_STEPS + 1)

@@ -53,7 +53,7 @@ def _after_zero_grad(optimizer: Any) -> None:
 
 
 def arm() -> None:
-    backward.at_backward.append(_enter)
-    backward.at_zero_grad.append(_after_zero_grad)
-    steps.at_step.append(_at_step)
+    backward.at_backward.append(_enter, MAX_STEPS + 1)
+    backward.at_zero_grad.append(_after_zero_grad, MAX_STEPS + 1)
+    steps.at_step.append(_at_step, MAX_STEPS)
 

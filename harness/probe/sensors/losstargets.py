@@ -92,5 +92,5 @@ def _tell() -> None:
 
 
 def arm() -> None:
-    backward.at_backward.append(_look)
+    backward.at_backward.append(_look, 4 * NUM + 1)
     at_close.append(quiet(_tell))

@@ -41,13 +41,13 @@ def look() -> None:
     """Called before each backward: write a row if the leaves of the last one have changed by hand since."""
     if S.recorder.role == "child" and S.backwards <= LOOKED_FOR_SHARED:
         _look_for_unshared()
+    if S.steps_by_optimizer != _counts["optimizer_steps"]:  # asked first: it is so at every step of a script that has an optimizer
+        _counts["optimizer_steps"] = S.steps_by_optimizer
+        _last[:] = []
+        return
     from . import steps
 
     if not _leaves or steps.under_way():
-        return
-    if S.steps_by_optimizer != _counts["optimizer_steps"]:
-        _counts["optimizer_steps"] = S.steps_by_optimizer
-        _last[:] = []
         return
     params = [ref() for ref in _leaves]
     each = digests.of_tensors(params)[1]

@@ -45,4 +45,4 @@ def _assigned(attribute: str) -> sites.Site:
 
 
 def arm() -> None:
-    steps.at_step.append(_look)
+    steps.at_step.append(_look, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .. import names, sites
+from .. import names, sites, trainflags
 from ..patching import after, before, quiet, wrap
 from ..state import S
 from . import ddp, feeders, forwards, graphs, reached, rng
@@ -24,6 +24,7 @@ at_switch: list[Any] = []  # sensors that are told (module, mode, site) of each 
 
 
 def _before_train(module: Any, mode: Any = True, *args: Any, **kwargs: Any) -> None:
+    trainflags.num_switches[0] += 1
     frame_site = sites.here(4)
     if frame_site[0] and sites.switched_by_user(sys._getframe(2)):
         S.recorder.event(

@@ -90,4 +90,4 @@ def arm() -> None:
     from torch.nn.parallel import DistributedDataParallel as DDP
 
     after(DDP, "__init__", _after_init)
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, LOOKED_AT + 8)

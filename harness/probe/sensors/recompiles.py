@@ -96,9 +96,10 @@ def _tell_at_the_end() -> None:
 
 
 def _at_step(optimizer: Any, witness: Any, params: Any = None) -> None:
-    utils = sys.modules.get("torch._dynamo.utils")
-    reasons = getattr(utils, "get_compilation_metrics", None)
-    if not S.compiling or reasons is None:
+    if not S.compiling:
+        return
+    reasons = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
+    if reasons is None:
         return
     told = reasons()
     if not told or told[-1] is _last[0]:

@@ -101,5 +101,5 @@ def arm() -> None:
     import torch
 
     _ = collectives  # armed before: it counts the calls
-    backward.at_left.append(_left)
+    backward.at_left.append(_left, NUM)
     before(torch.amp.GradScaler, "step", _before_scaler_step)

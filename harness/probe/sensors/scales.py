@@ -13,7 +13,7 @@ _scaled: dict[int, tuple[Any, Any, float]] = {}  # id of a scaled loss -> weak r
 
 def from_scaler(loss: Any) -> tuple[Any, Any, float] | None:
     """(weak reference to this scaled loss, one to the loss it came from, factor); None for any other loss."""
-    found = _scaled.get(id(loss))
+    found = _scaled.get(id(loss)) if _scaled else None
     return found if found is not None and found[0]() is loss else None
 
 

@@ -63,5 +63,5 @@ def _look(loss: Any) -> None:
 
 
 def arm() -> None:
-    backward.at_backward.append(_look)
+    backward.at_backward.append(_look, NUM_STEPS)
     metrics.at_sum.append(_note)

@@ -14,10 +14,12 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 from .. import digests, lastloss, marks, names, protocol, sites, trainflags
 from ..arm import at_close
+from ..looks import Looks
 from ..patching import quiet
 from ..state import MASK, S, mix, seq
 from . import collectives, dark, ddp, lonesteps, memory, queue, rng
@@ -39,17 +41,20 @@ class Witness:
         self.learn(optimizer)
         self.param_each: list[int] = []
         self.flags = 0  # digest of the modules' modes that was told last
+        self.hyper: tuple[list[Any], int] = ([], 0)  # hyperparameters, and their digest
         self.began = False  # its first step was recorded
 
     def learn(self, optimizer: Any) -> None:
         known = names.Known(optimizer.param_groups)
         self.ids = [id(p) for p in known.params]
+        self.places = known.order  # of each of `refs` in the optimizer's groups
         self.by_position = known.names
         self.names = [known.names[i] for i in known.order]
         self.params = [known.params[i] for i in known.order]
         self.refs = [weakref.ref(p) for p in self.params]
         self.owned = [known.owned[i] for i in known.order]
         self.roots = known.roots
+        self.modules = trainflags.Modules()
         self.rotation = digests.Rotation(self.params)
         self.on_device = any(p.device.type != "cpu" for p in self.params)
         self.wraps = [ddp.wrap_of(p) for p in self.params]
@@ -86,13 +91,19 @@ class Witness:
     def current(self) -> list[Any]:
         return [ref() for ref in self.refs]
 
+    def knows(self, optimizer: Any) -> bool:
+        """Whether the optimizer's parameters are those that were learnt."""
+        groups = optimizer.param_groups
+        held = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
+        return len(held) == len(self.refs) and all(map(is_, self.current(), map(held.__getitem__, self.places)))
+
 
 def witness_of(optimizer: Any) -> Witness:
     witness = _known.get(id(optimizer))
     if witness is None:
         witness = _known[id(optimizer)] = Witness(optimizer)
         weakref.finalize(optimizer, _known.pop, id(optimizer), None).atexit = False
-    elif witness.ids != [id(p) for group in optimizer.param_groups for p in group["params"]]:
+    elif not witness.knows(optimizer):
         witness.learn(optimizer)
     return witness
 
@@ -177,7 +188,8 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     tensors = [None if p is None else p.grad for p in params] if closure is None else []
     blind = S.light or _is_blind(witness)
     grad, grads = digests.of_tensors(tensors) if tensors and not blind else (0, [0] * len(params))
-    none = digests.wide(bytes(t is None for t in tensors)) if tensors and not blind else 0
+    absent = [t is None for t in tensors]
+    none = digests.wide(bytes(absent)) if tensors and not blind else 0
     if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and (max(witness.wraps) < 0 or S.since.last_no_sync))):
         # before the first step, and where the script may have averaged parameters by hand since the last one
         witness.param_each = digests.of_tensors(params)[1]
@@ -185,11 +197,11 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             S.recorder.event("before", opt=witness.opt, digest=protocol.digest_of(witness.param_each))
     dark.under_way.clear()
     _pending.clear()  # a step that raised leaves none of its parameters behind
-    all_none = bool(tensors) and all(t is None for t in tensors)
+    all_none = bool(tensors) and all(absent)
     _pending[id(optimizer)] = Pending(witness, params, grad, grads, none, all_none, witness.param_each, blind)
     if S.steps < UNGRADED_STEPS and tensors:
         _tell_ungraded(witness, params, tensors, marks.of(optimizer).graded)
-    for look in at_step:
+    for look in at_step.due(S.steps):
         look(optimizer, witness, params)
     S.probe_s += time.perf_counter() - began
 
@@ -224,7 +236,7 @@ def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any], grad
         S.recorder.event("no_gradient", opt=witness.opt, names=names[:400], taken=taken[:400])
 
 
-at_step: list[Any] = []  # sensors that look at the gradients just before a step with digests: (optimizer, witness, params)
+at_step = Looks()  # sensors that look at the gradients just before a step with digests: (optimizer, witness, params)
 at_light_step: list[Any] = []  # what is asked at the other steps that leave a row too: (optimizer, witness)
 at_any_step: list[Any] = []  # what ends at a step, of whatever kind: (optimizer)
 
@@ -257,7 +269,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         S.recorder.event("initial", opt=witness.opt, each=pending.before[:4096])
     S.steps_by_optimizer += 1
     write_row(
-        witness.opt, flags, began, grad=pending.grad, param=param, full=full, none=pending.none, hyper=0 if pending.blind else _hyper(optimizer),
+        witness.opt, flags, began, grad=pending.grad, param=param, full=full, none=pending.none, hyper=0 if pending.blind else _hyper(optimizer, witness),
         train=0 if pending.blind else trainflags.look(witness), lr=_lr(optimizer),
     )  # fmt: skip
     if not pending.blind and protocol.detail_kept(step, len(each)):
@@ -315,13 +327,18 @@ _machine: list[Any] = [0.0, 0.0, 0, 0, 0]  # when they were read, run queue seco
 _last_probe = [0.0]
 
 
-def _hyper(optimizer: Any) -> int:
-    digest = 1
-    for group in optimizer.param_groups:
-        for key in ("lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening", "nesterov"):
-            if key in group:
-                digest = mix(digest, _crc(repr(_plain(group[key]))))
-    return digest & MASK
+_HYPER = ("lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening", "nesterov")
+
+
+def _hyper(optimizer: Any, witness: Witness) -> int:
+    """A digest of the hyperparameters; worked out where they are others than at the last step: 25 us."""
+    values = [_plain(group[key]) for group in optimizer.param_groups for key in _HYPER if key in group]
+    if values != witness.hyper[0]:
+        digest = 1
+        for value in values:
+            digest = mix(digest, _crc(repr(value)))
+        witness.hyper = values, digest & MASK
+    return witness.hyper[1]
 
 
 def _plain(value: Any) -> Any:

@@ -68,4 +68,4 @@ def _scales(factor: float, ranks: int) -> bool:
 
 
 def arm() -> None:
-    backward.at_backward.append(_look)
+    backward.at_backward.append(_look, NUM_STEPS)
