@@ -124,6 +124,7 @@ def close(how: str, code: int | None = None) -> None:
             call()
         except Exception as error:
             recorder.event(protocol.PROBE_ERROR, where="close", error=repr(error)[:300])
+    recorder.flush()
     recorder.phase("ended")
     recorder.event(protocol.END, how=how, code=code, steps=S.steps, probe_s=round(S.probe_s, 6), errors=recorder.errors)
     recorder.closed = True

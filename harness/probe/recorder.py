@@ -1,7 +1,7 @@
 """Writes the recording of this process: events, step rows, per-parameter digests, the status page. Knows no torch.
 
-Every write is one unbuffered os.write. The files are opened at the first thing to say, so that processes that say nothing
-(data loader workers, helpers of multiprocessing) leave nothing.
+Every write is one unbuffered os.write; digests of single parameters wait for it up to 0.1 s. The files are opened at the first thing to say, so that
+processes that say nothing (data loader workers, helpers of multiprocessing) leave nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import mmap
 import os
 import struct
 import time
+from collections import deque
 from typing import Any
 
 from . import protocol, sites
@@ -28,6 +29,7 @@ def _encoded(site: sites.Site) -> bytes:
     return text
 
 
+MAX_DETAILS = 64  # that wait for the beat
 MAX_EVENTS_A_KIND = 3000  # then only counted; keeps a recording under 10 MB
 
 
@@ -54,6 +56,7 @@ class Recorder:
         self._fds: dict[str, int] = {}
         self._rows_fd = -1
         self._counts: dict[str, int] = {}
+        self._details: deque[tuple[int, int, list[int], list[int]]] = deque()
         self._page: mmap.mmap | None = None
         self._page_ns = 0
         self._late = False  # the page lags behind
@@ -143,13 +146,28 @@ class Recorder:
             self.errors += 1
 
     def detail(self, step: int, opt: int, grads: list[int], params: list[int]) -> None:
-        """Digests of each parameter and its gradient, at the few steps that have them."""
+        """Digests of each parameter and its gradient, at the few steps that have them. The beat writes them, ten times a second: they only name what
+        differs where a row has told that something does, and 60 us are much for that."""
         if self.disabled or self.closed:
             return
-        num = min(len(grads), 65_535)
-        body = struct.pack(f"<{2 * num}I", *grads[:num], *params[:num])
+        self._details.append((step, opt, grads, params))
+        if len(self._details) >= MAX_DETAILS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the digests that wait; from the beat, from a step where they are many, and at the end."""
+        blob = b""
+        while self._details:
+            try:
+                step, opt, grads, params = self._details.popleft()
+            except IndexError:  # another thread took it
+                break
+            num = min(len(grads), 65_535)
+            blob += protocol.DETAIL.pack(step, opt, num) + struct.pack(f"<{2 * num}I", *grads[:num], *params[:num])
+        if not blob or self.closed:
+            return
         try:
-            os.write(self._fd(".params", protocol.PARAMS_MAGIC), protocol.DETAIL.pack(step, opt, num) + body)
+            os.write(self._fd(".params", protocol.PARAMS_MAGIC), blob)
         except OSError:
             self.errors += 1
 

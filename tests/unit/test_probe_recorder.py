@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from harness.probe import protocol, sites
-from harness.probe.recorder import PAGE_EVERY_NS, Recorder
+from harness.probe.recorder import MAX_DETAILS, PAGE_EVERY_NS, Recorder
 from harness.probe.sensors import graphs
 from harness.probe.state import S
 
@@ -140,3 +141,19 @@ def test_kept_graphs_rise_as_they_are_kept(counted: list[int], keep_every: int) 
     alive = alive_after(2048, keep_every, counted)
     assert 0.7 * 2048 / keep_every <= alive[-1] <= 1.3 * 2048 / keep_every
     assert all(b >= a for a, b in pairwise(alive))
+
+
+def test_digests_of_parameters_are_written_by_the_beat_or_where_they_are_many(recorder: Recorder) -> None:
+    path = Path(recorder.run_dir) / protocol.REC_DIR / f"{recorder.stem}.params"
+    one = protocol.DETAIL.size + 4 * 4
+    recorder.detail(0, 0, [1, 2], [3, 4])
+    assert not path.exists()
+    recorder.flush()
+    assert path.read_bytes() == protocol.PARAMS_MAGIC + protocol.DETAIL.pack(0, 0, 2) + struct.pack("<4I", 1, 2, 3, 4)
+    for step in range(1, MAX_DETAILS + 1):
+        recorder.detail(step, 0, [1, 2], [3, 4])
+    assert path.stat().st_size == len(protocol.PARAMS_MAGIC) + (1 + MAX_DETAILS) * one
+    recorder.detail(MAX_DETAILS + 1, 0, [1, 2], [3, 4])
+    recorder.forget()  # a fork's copy: its parent writes them
+    recorder.flush()
+    assert path.stat().st_size == len(protocol.PARAMS_MAGIC) + (1 + MAX_DETAILS) * one

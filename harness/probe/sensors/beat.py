@@ -84,6 +84,7 @@ class Beat:
     def look(self) -> None:
         self.looks += 1
         self.publish()
+        self.recorder.flush()
         self.answer()
         self.note_stall()
         if S.steps:
