@@ -120,15 +120,16 @@ def _address(tensor: Any, span: int) -> int:
         return 0
 
 
-def bits(tensor: Any) -> bytes | None:
-    """The bits of `sampled(tensor)` of a plain CPU tensor, read where they lie: 2 us, torch's view and copy take 10. None where torch has to be asked."""
+def bits(tensor: Any, lasting: bool = True) -> bytes | None:
+    """The bits of `sampled(tensor)` of a plain CPU tensor, read where they lie: 2 us, torch's view and copy take 10. None where torch has to be asked.
+    `lasting`: see of_tensors."""
     size, span = tensor.element_size(), _span(tensor)
     if not (address := _address(tensor, span)):
         return None
     memory = _view(address, span * size, _READ)
     step = -(-span // NUM_SAMPLES)
     samples = memory if step == 1 else memory.cast(_WORDS[size])[::step]
-    if tensor.is_contiguous():
+    if (lasting or span * size < MAPPED_BYTES) and tensor.is_contiguous():
         if len(_samples) >= MAX_KNOWN:
             _samples.clear()
         _samples[address] = (span, tensor.dtype, samples)
@@ -139,6 +140,7 @@ def bits(tensor: Any) -> bytes | None:
 # Looked at only through a tensor that lies there now: a bare address keeps nothing alive
 _samples: dict[int, tuple[int, Any, memoryview]] = {}
 MAX_KNOWN = 8192
+MAPPED_BYTES = 65_536  # larger blocks come from mmap, in another place each time
 
 
 def _known(tensor: Any) -> memoryview | None:
@@ -165,8 +167,10 @@ def _unsigned(width: int, num_bytes: int) -> int:
     return int.from_bytes((b"\xff" * (width - 1) + b"\x7f") * (num_bytes // width), "little")
 
 
-def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
-    """(digest of all, digest of each as uint32; 0 for a tensor that is None, neither plain nor sparse, or without memory)."""
+def of_tensors(tensors: Sequence[Any], lasting: bool = True) -> tuple[int, list[int]]:
+    """(digest of all, digest of each as uint32; 0 for a tensor that is None, neither plain nor sparse, or without memory).
+
+    `lasting`: whether they lie where they lay at the step before, as parameters do. Where a large gradient lay is not worth remembering."""
     each = [0] * len(tensors)
     others: list[int] = []
     kinds, strided = _torch().kinds, _torch().strided
@@ -178,7 +182,7 @@ def of_tensors(tensors: Sequence[Any]) -> tuple[int, list[int]]:
         elif not plain(tensor):
             if sparse(tensor):
                 each[i] = _of_sparse(tensor)
-        elif tensor.is_cpu and (found := bits(tensor)) is not None:
+        elif tensor.is_cpu and (found := bits(tensor, lasting)) is not None:
             each[i] = crc32(found) or 1
         else:
             others.append(i)
@@ -246,6 +250,8 @@ class Rotation:
         with torch.no_grad():
             for i, start, num in chosen:
                 tensor = tensors[i]
+                if not plain(tensor) or not tensor.is_cpu or start + num > tensor.numel():  # another tensor by now: `p.data = ...`, or moved
+                    continue
                 if address := _address(tensor, tensor.numel()):
                     size = tensor.element_size()
                     value = crc32(_view(address + start * size, num * size, _READ), value)

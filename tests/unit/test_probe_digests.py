@@ -81,3 +81,11 @@ def test_slices_are_the_same_wherever_they_are_read() -> None:
             value = digests.crc32(digests.to_bytes(tensors[i].flatten()[start : start + num]), value)
         expected.append(value << 32 | len(chosen))
     assert direct == expected and len(direct) > 1
+
+
+@pytest.mark.parametrize("now", [torch.zeros(3), torch.zeros(20_000, device="meta"), torch.zeros(0), torch.zeros(20_000).to_sparse()], ids=str)
+def test_a_slice_of_what_is_not_there_any_more_is_left_out(now: Any) -> None:
+    rotation = digests.Rotation([torch.randn(20_000), torch.randn(10)])
+    before = [rotation.digest([torch.ones(20_000), torch.ones(10)], step) for step in range(2)]
+    after = [rotation.digest([now, torch.ones(10)], step) for step in range(2)]
+    assert all(a != b for a, b in zip(before, after, strict=True))

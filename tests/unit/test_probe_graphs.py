@@ -1,4 +1,4 @@
-"""Graphs alive are counted by tokens; deep ones stand for several from the DEEP_STEPSth step on."""
+"""Graphs alive are counted by tokens; from the LATERth step on one stands for several, but for the loss's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _trained(kept: list[Any], keep_hidden: bool, number: int) -> None:
 
 
 @pytest.mark.parametrize("keep_hidden", [True, False])
-@pytest.mark.parametrize("first", [0, graphs.DEEP_STEPS])
+@pytest.mark.parametrize("first", [0, graphs.LATER])
 @pytest.mark.usefixtures("steps")
 def test_each_graph_that_is_kept_counts(keep_hidden: bool, first: int) -> None:
     S.steps = first
@@ -41,7 +41,7 @@ def test_each_graph_that_is_kept_counts(keep_hidden: bool, first: int) -> None:
     assert S.graphs_alive == 0
 
 
-def test_deep_tokens_stand_for_all_steps_and_fall_on_every_remainder() -> None:
-    weights = [graphs._depth_weight(step) for step in range(graphs.ALL_STEPS)]
+def test_tokens_stand_for_all_steps_and_fall_on_every_remainder() -> None:
+    weights = [graphs._weight(step) for step in range(graphs.ALL_STEPS)]
     assert sum(weights) == graphs.ALL_STEPS
-    assert {step % graphs.DEEP_EVERY for step in range(graphs.DEEP_STEPS, graphs.ALL_STEPS) if weights[step]} == set(range(graphs.DEEP_EVERY))
+    assert {step % graphs.LATER_EVERY for step in range(graphs.LATER, graphs.ALL_STEPS) if weights[step]} == set(range(graphs.LATER_EVERY))

@@ -57,6 +57,7 @@ class Wrapped:
         self.graded = False  # one of them made a graph
         self.armed = False  # and found require_backward_grad_sync set: DDP reads it there, not in the backward
         self.eval_looks = 0
+        self.train_looks = 0
         self.buffer_value = 0
         norm = _norm_modules(model.module)
         self.own_buffers: list[str] = [
@@ -218,7 +219,7 @@ def _is_as_wrapped(wrapped: Wrapped, module: Any) -> bool:
 
 
 def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
-    """Parameters that came, went or changed since the wrap. About 1 us a parameter; every step at first, then every 16th."""
+    """Parameters that came, went or changed since the wrap. Up to 4 us a parameter: at every step at first, then at every 4th and 16th."""
     contained(_look_for_data)(wrapped, site)
     if _is_as_wrapped(wrapped, model.module):
         return
@@ -302,7 +303,8 @@ def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any) -> None:
             if model.training:
                 inputs.note(wrapped.index, digest)
             S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
-    if S.steps < 64 or S.steps % 16 == 0:
+    wrapped.train_looks = num = wrapped.train_looks + 1
+    if num <= 16 or num % (4 if num <= 64 else 16) == 0:
         _look_for_changes(wrapped, model, sites.here(4))
 
 

@@ -52,7 +52,7 @@ _young = dict.fromkeys(_alive, 0)  # tokens of the last step that was counted af
 _young_step = [-1]
 ALL_STEPS = 256  # from then on the graph of one training step in EVERY bears tokens; a token costs 10 us with what it takes to free it
 EVERY = 16
-DEEP_STEPS, DEEP_EVERY = 64, 4  # from then on one walk down to the leaves stands for four: it costs 75 us where a model has 60 layers
+LATER, LATER_EVERY = 64, 4  # from then on one token stands for four, but for the loss's own: the walk to the leaves costs 75 us in a model of 60 layers
 _told: dict[str, int] = {"train": 4, "eval": 4}
 _KEY = "_harness_token"
 MAX_NODES = 5000
@@ -104,11 +104,11 @@ def idle() -> bool:
     return not _evaluation and not due(S.steps)
 
 
-def _depth_weight(step: int) -> int:
-    """How many graphs a token near the leaves stands for at this step; 0: none is put there."""
-    if step < DEEP_STEPS or step >= ALL_STEPS:
+def _weight(step: int) -> int:
+    """How many graphs a token of an output, or near the leaves, stands for at this step; 0: none is put there."""
+    if step < LATER or step >= ALL_STEPS:
         return 1
-    return DEEP_EVERY if step % DEEP_EVERY == step // DEEP_EVERY % DEEP_EVERY else 0
+    return LATER_EVERY if step % LATER_EVERY == step // LATER_EVERY % LATER_EVERY else 0
 
 
 def _bear(node: Any, kind: str, weight: int = 1) -> bool:
@@ -139,9 +139,7 @@ def _nearest_to_leaves(node: Any) -> Any:
 
 def _first(output: Any) -> Any:
     """The first tensor in what a model returned, or a loss."""
-    import torch
-
-    return output if isinstance(output, torch.Tensor) else next(iter(digests.of_batch(output)[:1]), None)
+    return output if hasattr(output, "grad_fn") else next(iter(digests.of_batch(output)[:1]), None)
 
 
 def watch(output: Any, mode: str) -> None:
@@ -155,11 +153,14 @@ def watch(output: Any, mode: str) -> None:
     if node is None:
         return
     kind = "eval" if mode == "eval" else "loss" if tensor.numel() == 1 else "output"
-    if not _bear(node, kind):
+    weight = _weight(S.steps)
+    if kind == "output" and not weight:
+        return
+    if not _bear(node, kind, weight if kind == "output" else 1):
         return
     if kind == "eval":
         _evaluated()
-    elif kind == "loss" and (weight := _depth_weight(S.steps)):
+    elif kind == "loss" and weight:
         _bear(_nearest_to_leaves(node), "depth", weight)
     if S.graphs_alive >= 2 * _told[mode]:
         _tell_growth(mode, _alive["eval"] if mode == "eval" else S.graphs_alive)

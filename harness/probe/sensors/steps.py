@@ -14,7 +14,6 @@ import sys
 import time
 import weakref
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 from .. import digests, lastloss, marks, names, protocol, sites, trainflags
@@ -28,6 +27,9 @@ _known: dict[int, Witness] = {}  # by id of the optimizer, which takes its entry
 _counter = [0]
 made_at: weakref.WeakKeyDictionary[Any, sites.Site] = weakref.WeakKeyDictionary()  # statement that constructed an optimizer
 FULL_AT_END_BYTES = 256_000_000  # the final integer hash of everything; 0.6 s a GB and only once
+
+
+FIRST_READS = 64
 
 
 class Witness:
@@ -48,6 +50,7 @@ class Witness:
         known = names.Known(optimizer.param_groups)
         self.ids = [id(p) for p in known.params]
         self.places = known.order  # of each of `refs` in the optimizer's groups
+        self.num_reads = 0
         self.by_position = known.names
         self.names = [known.names[i] for i in known.order]
         self.params = [known.params[i] for i in known.order]
@@ -91,11 +94,17 @@ class Witness:
     def current(self) -> list[Any]:
         return [ref() for ref in self.refs]
 
-    def knows(self, optimizer: Any) -> bool:
-        """Whether the optimizer's parameters are those that were learnt."""
+    def read(self, optimizer: Any) -> list[Any]:
+        """The optimizer's parameters, by name. Whether they are those that were learnt is asked at the first steps and then at every 8th (35 us where
+        there are 60): others in their place are named late, and read at once."""
         groups = optimizer.param_groups
         held = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
-        return len(held) == len(self.refs) and all(map(is_, self.current(), map(held.__getitem__, self.places)))
+        self.num_reads += 1
+        asked = self.num_reads < FIRST_READS or self.num_reads % 8 == 0
+        if len(held) != len(self.places) or (asked and self.ids != list(map(id, held))):
+            self.learn(optimizer)
+            self.num_reads = 1
+        return [held[at] for at in self.places]
 
 
 def witness_of(optimizer: Any) -> Witness:
@@ -103,8 +112,6 @@ def witness_of(optimizer: Any) -> Witness:
     if witness is None:
         witness = _known[id(optimizer)] = Witness(optimizer)
         weakref.finalize(optimizer, _known.pop, id(optimizer), None).atexit = False
-    elif not witness.knows(optimizer):
-        witness.learn(optimizer)
     return witness
 
 
@@ -184,10 +191,10 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     closure = _closure(args, kwargs)
     witness = witness_of(optimizer)
-    params = witness.current()
+    params = witness.read(optimizer)
     tensors = [None if p is None else p.grad for p in params] if closure is None else []
     blind = S.light or _is_blind(witness)
-    grad, grads = digests.of_tensors(tensors) if tensors and not blind else (0, [0] * len(params))
+    grad, grads = digests.of_tensors(tensors, lasting=False) if tensors and not blind else (0, [0] * len(params))
     absent = [t is None for t in tensors]
     none = digests.wide(bytes(absent)) if tensors and not blind else 0
     if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and (max(witness.wraps) < 0 or S.since.last_no_sync))):
@@ -260,7 +267,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     step = S.steps
     param, each = digests.of_tensors(pending.params) if not pending.blind else (0, pending.before)
     witness.param_each = each
-    full = witness.rotation.digest(pending.params, step) if not pending.blind and all(p is not None for p in pending.params) else 0
+    full = witness.rotation.digest(pending.params, step) if not pending.blind else 0
     flags = (protocol.FLAG_CHANGED if each != pending.before or pending.blind else 0) | (protocol.FLAG_ALL_NONE if pending.all_none else 0)
     flags |= witness.of_ddp
     # the first step is described by what came before it too: equal parameters at the start tell a replica from a stranger
