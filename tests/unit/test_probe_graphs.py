@@ -21,7 +21,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def _trained(kept: list[Any], keep_hidden: bool, number: int) -> None:
     first, second = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    for S.steps in range(S.steps, S.steps + number):
+    for step in range(S.steps, S.steps + number):
+        S.steps = step
         hidden = first(torch.ones(2, 2))
         loss = second(hidden).sum()
         graphs.watch(loss, "train")
