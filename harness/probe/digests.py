@@ -262,9 +262,7 @@ class Rotation:
 
 def of_batch(item: Any, depth: int = 0) -> list[Any]:
     """The plain tensors of a batch, in order: tensors, sequences, mappings and objects with __dict__ (bounded)."""
-    import torch
-
-    if isinstance(item, torch.Tensor):
+    if isinstance(item, _torch().kinds[0]):
         return [item] if plain(item) else []
     if depth > 3:
         return []

@@ -22,3 +22,12 @@ def test_a_look_that_is_added_late_is_due_at_once() -> None:
     assert looks.due(0) == []
     looks.append("added")
     assert looks.due(0) == ["added"]
+
+
+def test_a_look_without_anything_to_work_on_is_not_due() -> None:
+    looks, pending = Looks(), list[int]()
+    looks.append("pending", when=pending)
+    looks.append("always")
+    assert looks.due(0) == ["always"]
+    pending.append(1)
+    assert looks.due(0) == ["pending", "always"]

@@ -132,5 +132,5 @@ def arm() -> None:
     for name in FUNCTIONS:
         traceable(functional, name, _make)
     traceable(torch.Tensor, "item", _make_item)
-    steps.at_step.append(lambda optimizer, witness, params: finish())
+    steps.at_step.append(lambda optimizer, witness, params: finish(), when=_open)
     at_close.append(quiet(finish))

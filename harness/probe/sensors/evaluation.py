@@ -127,5 +127,5 @@ def arm() -> None:
     import torch
 
     after(torch.nn.Module, "train", _after_train)
-    steps.at_any_step.append(_before_step)
+    steps.at_any_step.append(_before_step, when=_open)
     at_close.append(quiet(finish))

@@ -87,4 +87,4 @@ def arm() -> None:
     from torch.nn.modules import module
 
     _hooks.extend((module.register_module_forward_hook(_after), module.register_module_forward_pre_hook(_before)))
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, when=_feeders)

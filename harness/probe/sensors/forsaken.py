@@ -216,4 +216,4 @@ def arm() -> None:
     after(torch.optim.Optimizer, "__init__", _after_made)
     after(torch.optim.Optimizer, "load_state_dict", _after_optimizer_load)
     after(torch.optim.Optimizer, "state_dict", _after_optimizer_read)
-    steps.at_any_step.append(_at_step)
+    steps.at_any_step.append(_at_step, when=_watched)

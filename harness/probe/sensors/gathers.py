@@ -121,6 +121,6 @@ def saved(node: Any, name: str) -> Any:
 def arm() -> None:
     from . import backward
 
-    backward.at_backward.append(_look)
+    backward.at_backward.append(_look, when=_pending)
 
 

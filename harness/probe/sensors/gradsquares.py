@@ -58,4 +58,4 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
 
 def arm() -> None:
     metrics.at_sum.append(_note)
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, when=_pending)

@@ -29,4 +29,4 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
 
 
 def arm() -> None:
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, when=_finished)

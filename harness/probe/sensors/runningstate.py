@@ -128,5 +128,5 @@ def _made(kind: type, one: Running) -> sites.Site:
 
 
 def arm() -> None:
-    steps.at_step.append(_look)
+    steps.at_step.append(_look, 1)
     saving.at_save.append(_at_save)

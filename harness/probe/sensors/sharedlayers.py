@@ -88,5 +88,5 @@ def _at_step(optimizer: Any, witness: Any, *args: Any) -> None:
 def arm() -> None:
     modes.at_switch.append(note_switch)
     modes.at_eval_forward.append(_at_eval_forward)
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, when=_others)
     steps.at_light_step.append(_at_step)

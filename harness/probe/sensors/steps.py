@@ -176,7 +176,7 @@ def _inside_another() -> bool:
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if _inside_another():
         return
-    for ends in at_any_step:
+    for ends in at_any_step.due(S.steps):
         ends(optimizer)
     if S.dark and id(optimizer) in _known:
         dark.before_step(optimizer)
@@ -245,7 +245,7 @@ def _tell_ungraded(witness: Witness, params: list[Any], tensors: list[Any], grad
 
 at_step = Looks()  # sensors that look at the gradients just before a step with digests: (optimizer, witness, params)
 at_light_step: list[Any] = []  # what is asked at the other steps that leave a row too: (optimizer, witness)
-at_any_step: list[Any] = []  # what ends at a step, of whatever kind: (optimizer)
+at_any_step = Looks()  # what ends at a step, of whatever kind: (optimizer)
 
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -149,4 +149,4 @@ def _name(func: ast.expr) -> str:
 def arm() -> None:
     from . import backward
 
-    backward.at_backward.append(_look)
+    backward.at_backward.append(_look, when=_pending)

@@ -136,4 +136,4 @@ def _look(part: Part, witness: Any) -> None:
 def arm() -> None:
     modes.at_switch.append(note_switch)
     modes.at_eval_forward.append(_at_eval_forward)
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, when=_parts)

@@ -73,5 +73,5 @@ def _arm(numpy: ModuleType) -> None:
 
 def arm() -> None:
     on_import("numpy", _arm)
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, when=_made)
     at_close.append(quiet(tell))
