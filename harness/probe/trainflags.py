@@ -8,7 +8,7 @@ from typing import Any
 from . import digests, names
 from .state import MASK, S
 
-FIRST_STEPS = 64  # at each of them all modes are read: 70 us for 60 modules
+FIRST_STEPS = 16  # at each of them all modes are read: 70 us for 60 modules
 EVERY = 4  # steps; after the first ones, while nobody calls train() or eval(): an assignment to `.training` calls nothing
 WALK_EVERY = 16  # steps; when the modules are looked up anew (180 us) although none was made: one may have been moved to another place
 num_switches = [0]  # calls of train() and eval() so far, of whatever module

@@ -219,7 +219,7 @@ def _is_as_wrapped(wrapped: Wrapped, module: Any) -> bool:
 
 
 def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
-    """Parameters that came, went or changed since the wrap. Up to 4 us a parameter: at every step at first, then at every 4th and 16th."""
+    """Parameters that came, went or changed since the wrap. Up to 4 us a parameter: at every forward at first, then at every 8th and 16th."""
     contained(_look_for_data)(wrapped, site)
     if _is_as_wrapped(wrapped, model.module):
         return
@@ -304,7 +304,7 @@ def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any) -> None:
                 inputs.note(wrapped.index, digest)
             S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
     wrapped.train_looks = num = wrapped.train_looks + 1
-    if num <= 16 or num % (4 if num <= 64 else 16) == 0:
+    if num <= 8 or num % (8 if num <= 64 else 16) == 0:
         _look_for_changes(wrapped, model, sites.here(4))
 
 
