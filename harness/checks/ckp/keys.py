@@ -67,15 +67,26 @@ class StateLoad:
         return bool(first) and any(first in str(e["message"]) for e in self.recording.of("failure"))
 
     @cached_property
+    def nothing(self) -> bool:
+        """Not one tensor comes from outside."""
+        num_self = number(self.event["num_self"])
+        return not self.error and number(self.event["num_missing"]) + num_self == self.total > 0 and (not num_self or bool(self.event["fresh"]))
+
+    @cached_property
+    def file(self) -> Event | None:
+        """The file that this rank loaded last, in this step."""
+        before = [e for e in self.recording.of("load") if e["done"] and not e["error"] and e.t_ns <= self.event.t_ns and e.step == self.event.step]
+        return before[-1] if before else None
+
+    @cached_property
     def file_names(self) -> list[str]:
         """Names of the tensors in the file that this rank loaded last, in this step, and put into no model since; without their entry."""
-        at = self.event
-        before = [e for e in self.recording.of("load") if e["done"] and not e["error"] and e.t_ns <= at.t_ns and e.step == at.step]
-        if not before:
+        at, file = self.event, self.file
+        if file is None:
             return []
-        since = [e for e in self.recording.of("load_state") if before[-1].t_ns < e.t_ns < at.t_ns and e["mid"] != at["mid"]]
-        used = any(e["source"] == before[-1]["path"] and number(e["matched"]) for e in since)
-        return [] if used else [name.rsplit("/", 1)[-1] for name in texts(before[-1]["tensors"])]
+        since = [e for e in self.recording.of("load_state") if file.t_ns < e.t_ns < at.t_ns and e["mid"] != at["mid"]]
+        used = any(e["source"] == file["path"] and number(e["matched"]) for e in since)
+        return [] if used else [name.rsplit("/", 1)[-1] for name in texts(file["tensors"])]
 
 
 def final_loads(run: Run) -> list[StateLoad]:
@@ -102,7 +113,7 @@ def wrapper_between(missing: Sequence[str], given: Sequence[str]) -> tuple[str, 
     pairs = [(k, by_clean[clean_name(k)]) for k in missing if clean_name(k) in by_clean]
     if len(pairs) >= max(1, 0.8 * len(missing)):
         wanted, has = pairs[0]
-        return _lead(wanted), _lead(has)
+        return lead(wanted), lead(has)
     have = set(given)
     for prefix in dict.fromkeys(_prefixes(given)):
         if sum(prefix + k in have for k in missing) >= max(2, 0.8 * len(missing)):
@@ -114,7 +125,17 @@ def wrapper_between(missing: Sequence[str], given: Sequence[str]) -> tuple[str, 
     return None
 
 
-def _lead(key: str) -> str:
+def dropped(load: StateLoad) -> tuple[str, str] | None:
+    """The same of a load that brings nothing, where a filter of the script's (`if k in own`) may have dropped all: the file has names of the model's
+    under another wrapper, and none as the model has it. How many there are is no matter: a new head is in no file. `filled`: the script has copied by hand."""
+    if not load.nothing or load.unexpected or load.event["filled"]:
+        return None
+    given = {clean_name(n): n for n in load.file_names}
+    pairs = [(k, given[clean_name(k)]) for k in load.untouched if clean_name(k) in given]
+    return (lead(pairs[0][0]), lead(pairs[0][1])) if len(pairs) > 1 and all(lead(k) != lead(n) for k, n in pairs) else None
+
+
+def lead(key: str) -> str:
     """The wrappers' part of a name."""
     return "".join(f"{part}." for part in key.split(".") if f"{part}." in WRAPPERS)
 
@@ -156,14 +177,11 @@ def renamed(load: StateLoad) -> dict[str, str]:
 
 def entry(load: StateLoad) -> str:
     """The entry of the file in which the missing names lie, where the dict around it was given: "model" for `{"model": ..., "epoch": 3}`."""
-    before = [
-        e for e in load.recording.of("load") if e["done"] and not e["error"] and e.t_ns <= load.event.t_ns and e.step == load.event.step
-    ]
-    if not before or not load.missing or load.matched:
+    if load.file is None or not load.missing or load.matched:
         return ""
     outer: dict[str, int] = {}
     missing = set(load.missing)
-    for name in texts(before[-1]["tensors"]):
+    for name in texts(load.file["tensors"]):
         lead, _, key = name.rpartition("/")
         if lead and clean_name(key) in missing:
             outer[lead] = outer.get(lead, 0) + 1

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
-from harness.checks.ckp import files
+from harness.checks.ckp import files, keys
 from harness.model import Finding, Severity
 from harness.probe.protocol import clean_name
 from harness.record import Event, Recording, Run
@@ -61,6 +61,7 @@ class LoadedIntoNothing(Check):
             return  # weights may have been put in by arithmetic: an average, a mask
         filled = one.read is not None and one.untouched
         certain = filled or one.resumed
+        lead = _lead(one) if filled else ""
         yield self.finding(
             f"{files.name(one.load.path) or 'the file'} is read, but its weights come to stand in no model: {one.shared} of {one.total} tensors "
             "have its names and shapes",
@@ -68,9 +69,12 @@ class LoadedIntoNothing(Check):
             ranks=sorted(found),
             notes=[
                 "no load_state_dict between the load and the first step"
-                + ("; the model's weights are what they were before" if one.untouched else "; not one of these tensors is the model's then")
+                + ("; the model's weights are what they were before" if one.untouched else "; not one of these tensors is the model's then"),
+                *([f"the file's names begin with `{lead}`, the model's do not: `if key in own` drops every one"] if lead else []),
             ],
-            help="`state_dict()` gives a dict of its own: give the filled one to `model.load_state_dict(...)`"
+            help=f"take the prefix off before the names are compared: `key.removeprefix({lead!r})`"
+            if filled and lead
+            else "`state_dict()` gives a dict of its own: give the filled one to `model.load_state_dict(...)`"
             if filled
             else "give the weights to `model.load_state_dict(...)`",
             severity=None if certain else Severity.ADVICE,
@@ -108,6 +112,13 @@ def _lost(run: Run, load: files.Load) -> Lost | None:
         resumed = any(e["source"] == load.path and end.t_ns < e.t_ns < first.t_ns for e in recording.of("load_optimizer"))
         return Lost(load, len(shared), len(model), untouched, read, resumed)
     return None
+
+
+def _lead(one: Lost) -> str:
+    """What a wrapper put before all names of the file, and not before those of the model that was read out; "" where that is not so."""
+    leads = {keys.lead(str(n).rsplit("/", 1)[-1]) for n in (one.load.end["tensors"] if one.load.end else None) or ()}
+    lead = leads.pop() if len(leads) == 1 else ""
+    return lead if one.read is not None and one.read["module"] not in ("DistributedDataParallel", "DataParallel", "OptimizedModule") else ""
 
 
 def _to_be_filled(read: Event) -> bool:

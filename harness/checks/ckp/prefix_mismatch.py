@@ -3,13 +3,18 @@
 What it does
     Compares the keys given to `load_state_dict` with the model's. A finding where the missing keys and the given ones are the same but
     for a leading `module.` (DDP, DataParallel), `_orig_mod.` (torch.compile) or another common prefix: silent under `strict=False`, an
-    exception otherwise.
+    exception otherwise. Also where a filter (`if k in own`) has dropped every name of the file for its prefix, and the model is given its own
+    tensors back, or none.
 
 Why it is bad
     Under `strict=False` not one tensor is loaded and nobody says so: training goes on from random weights.
 
 Wrong
     model.load_state_dict(ddp_state, strict=False)
+
+    own = model.state_dict()
+    own.update({k: v for k, v in ddp_state.items() if k in own})     # none is
+    model.load_state_dict(own)
 
 Right
     torch.save(ddp.module.state_dict(), path)      # save without the wrapper
@@ -53,8 +58,10 @@ class PrefixMismatch(Check):
 
     def _prefixes(self, load: keys.StateLoad) -> tuple[str, str] | None:
         """(wanted, given) where a prefix alone keeps most of the model from being loaded."""
+        if (found := keys.dropped(load)) is not None:
+            return found
         idle = load.untouched
-        if not idle or (load.error and not load.fatal()) or 2 * len(idle) < load.total:
+        if not idle or load.event["filled"] or (load.error and not load.fatal()) or 2 * len(idle) < load.total:
             return None
         if load.strict and not load.error and len(idle) == len(load.missing):
             return None
@@ -78,7 +85,7 @@ class PrefixMismatch(Check):
                 if not load.strict
                 else "load_state_dict failed"
                 if load.error
-                else "the module was given its own tensors back",
+                else "no key matches: a filter has dropped them all, and the module was given its own tensors back",
             ],
             help="load into the model that has no wrapper, and save `ddp.module.state_dict()`; "
             f"or take the prefix off: `key.removeprefix({surplus!r})`",

@@ -3,8 +3,9 @@
 Event "state_dict" (user calls, first 400): site, module, num, token.
 Event "load_state": site, module, mid (id of the module), strict, error, missing, unexpected, missing_shapes, unexpected_shapes (first 400
 each), num_missing, num_unexpected, matched, total, given, same_when_cleaned, self_names (given tensors that are the module's own memory),
-num_self, num_given_tensors, fresh (one of them was read out in this very step), replaced (others were loaded into the module since it was
-read out), kept_at (where), source (path of the file it was loaded from), ddp (index of the wrap event that covers the module; -1),
+num_self, num_given_tensors, fresh (one of them was read out in this very step), filled (and something was written into them since), replaced
+(others were loaded into the module since it was read out), kept_at (where), source (path of the file it was loaded from), ddp (index of the wrap
+event that covers the module; -1),
 weights, had (digests of the parameters that are given, and of the module's own before; 0 where they are not looked at), came (names in
 the file of the unexpected tensors; "" for one that is of no file).
 Event "blank_stats": site (of the load), names, source, module: running statistics that a load left out although it gave the weights of
@@ -216,6 +217,7 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
         "matched": len(own) - len(missing), "total": len(own), "given": len(given), "num_given_tensors": len(tensors),
         "same_when_cleaned": len({names.clean(k) for k in missing} & {names.clean(k) for k in given}),
         "self_names": sorted(mine)[:MAX_NAMES], "num_self": len(mine), "fresh": any(c.steps == S.steps for c in captures),
+        "filled": bool(mine) and any(c.changed() for c in {id(c): c for c in captures if c.steps == S.steps}.values()),
         "replaced": any(0 < c.token <= _loaded_at.get(id(module), 0) for c in captures),
         "weights": weights, "had": had, "source": saving.source_of(tensors), "kept_at": sites.as_json(captures[0].site) if captures else None,
     }  # fmt: skip

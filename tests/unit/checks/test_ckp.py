@@ -234,6 +234,28 @@ def test_filtered_by_hand() -> None:
     assert [f.code for f in findings(PrefixMismatch, two([*file, state(NAMES, [], 4)], []))] == ["CKP103"]
 
 
+def given_back(*, file: list[str], own: list[str] = NAMES, fresh: bool = True, filled: bool = False, missing: tuple[str, ...] = ()) -> Run:
+    """A load of the model's own tensors, after a file of other names was read."""
+    read = load(tensors=file)
+    told = state(list(missing), [], len(own) + len(missing), strict=not missing, fresh=fresh, filled=filled)
+    told.data.update(self_names=own, num_self=len(own))
+    return two([*read, told], [])
+
+
+def test_a_filter_that_drops_every_name() -> None:
+    (found,) = findings(PrefixMismatch, given_back(file=["model/module.embed.weight", "model/module.dense.weight", "model/module.projector.weight"]))
+    assert "0 of 4" in found.message and "`module.`" in found.message and "filter" in found.notes[1]
+
+
+def test_own_tensors_given_back_for_a_reason() -> None:
+    prefixed = [f"module.{n}" for n in NAMES]
+    assert findings(PrefixMismatch, given_back(file=prefixed, filled=True)) == []  # copied into them by hand
+    assert findings(PrefixMismatch, given_back(file=prefixed, fresh=False)) == []  # kept weights are put back
+    assert findings(PrefixMismatch, given_back(file=NAMES)) == []  # the names fit: whatever was left out was a choice
+    assert findings(PrefixMismatch, given_back(file=["module.head.weight", "module.other.weight"])) == []  # one name alone is no model
+    assert findings(PrefixMismatch, given_back(file=[*prefixed[:2], *NAMES[:1]])) == []
+
+
 def test_eaten_letters() -> None:
     lost, given = ["embed.weight", "dense.weight", "dense.bias"], ["bed.weight", "nse.weight", "nse.bias"]
     found = findings(PartialLoad, two([state(lost, given, 5)], []))
@@ -343,6 +365,7 @@ def test_a_file_that_is_read_and_put_nowhere() -> None:
     (found,) = findings(LoadedIntoNothing, read_only(read_out()))
     assert (found.code, found.severity, found.ranks) == ("CKP116", Severity.ERROR, (0, 1))
     assert found.where is not None and found.where.line == 34
+    assert "prefix" in found.help and "`module.`" in found.notes[-1]
     (found,) = findings(LoadedIntoNothing, read_only(event("load_optimizer", line=70, source=PATH)))  # the optimizer goes on, the model does not
     assert found.severity is Severity.ERROR and found.where is not None and found.where.line == 50
     assert [f.severity for f in findings(LoadedIntoNothing, read_only())] == [Severity.ADVICE]  # perhaps for something else
