@@ -28,6 +28,7 @@ from itertools import pairwise
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
+from harness.checks.syn import in_hooks
 from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.probe.protocol import FLAG_ZEROED
@@ -49,7 +50,7 @@ class MissingZeroGrad(Check):
             yield self._lent(lent)
             return
         hit = [(process, opt, found) for process, opt, places in rows if (found := _piled_up(process, places))]
-        if not hit:
+        if not hit or in_hooks.updates(run):  # cleared in the middle of a backward, and filled again by DDP's reducer: that is the cause
             return
         process, opt, (dirty, num_steps) = hit[0]
         params = optimizers.params_of(process, opt)

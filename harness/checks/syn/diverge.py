@@ -2,8 +2,8 @@
 
 What it does
     The last resort: parameters that should be identical (in DDP, or equal at the start with equal gradients at first) differ
-    after a step. Says so where nobody averages the gradients from some step on, and where they are equal after the backward and other ones at the
-    step (each rank scales them by a number of its own).
+    after a step. Says so where optimizers step in hooks inside of the backward, before DDP has averaged; where nobody averages the gradients
+    from some step on; and where they are equal after the backward and other ones at the step (each rank scales them by a number of its own).
 
 Why it is bad
     From there on every rank trains another model.
@@ -23,9 +23,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, lone_steps, replicas, rounding
+from harness.checks.syn import gradients, in_hooks, lone_steps, replicas, rounding
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run, where_of
 
 
 class ReplicasDiverge(Check):
@@ -49,6 +49,9 @@ class ReplicasDiverge(Check):
                 if mended and parting.num_param <= len(lone):
                     return  # local steps on purpose, each followed by an average of the parameters
                 seen = f"{parting.num_grad} of {parting.steps} steps with differing gradients, {parting.num_param} with differing parameters"
+                if facts.wrapped and (updates := in_hooks.updates(run)):
+                    yield self._in_backward(run, updates, seen)
+                    return
                 start = replicas.unaveraged(facts, opt) if facts.wrapped and parting.num_grad else None
                 if start is not None:
                     yield self._unaveraged(run, facts, parting, start, seen)
@@ -78,6 +81,23 @@ class ReplicasDiverge(Check):
             notes=[f"{facts.num_reduce} of {facts.num_ddp_steps} steps with an all-reduce of DDP's, the last {facts.num_silent} without one", seen],
             help="find what keeps DDP out on every rank alike: a forward around it, no_sync(), gradients written by hand, parameters whose `.data` "
             "was given another type",
+        )
+
+    def _in_backward(self, run: Run, updates: list[Event], seen: str) -> Finding:
+        first = updates[0]
+        stepped = where_of(first["stepped"])
+        return self.finding(
+            f"{'the optimizer steps' if first['how'] == 'step' else 'parameters are updated'} inside the backward, in hooks on the parameters: before DDP's "
+            "all-reduce, with the rank's own gradient",
+            where=in_hooks.call_of(run, first) or first.where,
+            ranks=run.rank_ids,
+            notes=[
+                f"{first['name']} was another one when its post-accumulate hook returned"
+                + (f", which was registered at {first.where.place}" if first.where is not None else "")
+                + (f" and steps at {stepped.place}" if stepped is not None else ""),
+                seen,
+            ],
+            help="step when backward() has returned: DDP's reducer is only told of a gradient behind its hooks; without DDP, average in the hook before the step",
         )
 
     def _changed(self, run: Run, parting: replicas.Parting, factors: tuple[float | None, ...], notes: list[str]) -> Finding:

@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from harness.checks.base import Check
-from harness.checks.syn import replicas, rounding
+from harness.checks.base import Check, NotApplicable
+from harness.checks.syn import in_hooks, replicas, rounding
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -37,6 +37,8 @@ class InitAfterWrap(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
+        if in_hooks.updates(run):
+            raise NotApplicable("parameters are updated inside of the first backward")
         for opt, parting in facts.partings.items():
             columns = replicas.initial(run, opt)
             names = facts.params_event(opt)

@@ -18,7 +18,7 @@ from typing import Any
 from .. import digests, factoruse, sites
 from ..patching import quiet, wrap
 from ..state import S
-from . import backward, scales
+from . import backward, hookupdates, scales
 
 NUM_STEPS = 8
 MAX_HOOKS = 64
@@ -85,17 +85,21 @@ def _register(original: Any) -> Any:
 
 def _register_accumulated(original: Any) -> Any:
     watched, copied, note = quiet(_watched), quiet(_copy), quiet(_note)
+    enter, leave = quiet(hookupdates.enter), quiet(hookupdates.leave)
 
     def register_post_accumulate_grad_hook(self: Any, hook: Any) -> Any:
         if not watched(self):
             return original(self, hook)
-        key, site = _num[0], sites.here(2)
+        key, site, callers = _num[0], sites.here(2), sites.stack(2)
         _num[0] += 1
 
         @functools.wraps(hook)
         def looked_at(param: Any) -> Any:
             old = copied(param.grad) if S.steps < NUM_STEPS and _scale[0] else None
+            before = enter(param)
             result = hook(param)
+            if before is not None:
+                leave(param, before, site, callers)
             if old is not None and param.grad is not None:
                 note("accumulated_hook", hook, key, site, old, param.grad)
             return result
