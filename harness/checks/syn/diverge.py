@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, in_hooks, lone_steps, replicas, rounding
+from harness.checks.syn import callers, gradients, in_hooks, lone_steps, replicas, rounding
 from harness.model import Finding, Severity
 from harness.record import Event, Run, where_of
 
@@ -89,7 +89,7 @@ class ReplicasDiverge(Check):
         return self.finding(
             f"{'the optimizer steps' if first['how'] == 'step' else 'parameters are updated'} inside the backward, in hooks on the parameters: before DDP's "
             "all-reduce, with the rank's own gradient",
-            where=in_hooks.call_of(run, first) or first.where,
+            where=callers.by_trainer(run, first) or first.where,
             ranks=run.rank_ids,
             notes=[
                 f"{first['name']} was another one when its post-accumulate hook returned"

@@ -2,16 +2,15 @@
 
 Event "self_copy" (first 8): site, num (copies at that statement since the last step), moved (the weights are not those of the last step),
 kept_at (the statement that kept them, as the source shows it).
-`Tensor.copy_` is watched only from a model's eval() to the next optimizer step, and not at all once something is compiled.
+Copies are looked at only from a model's eval() to the next optimizer step, and not at all once something is compiled.
 """
 
 from __future__ import annotations
 
 import ast
-import sys
 from typing import Any
 
-from .. import digests, protocol, sites, syntax
+from .. import copies, digests, protocol, sites, syntax
 from ..arm import at_close
 from ..patching import after, quiet
 from ..state import S
@@ -25,32 +24,23 @@ _seen: dict[sites.Site, list[Any]] = {}  # statement -> [copies, moved]
 
 
 def _watch(module: Any) -> None:
-    import torch
-
-    if _open[0] or S.compiling or not S.steps or _counts["windows"] >= MAX_WINDOWS or "copy_" in vars(torch.Tensor):
+    if _open[0] or S.compiling or not S.steps or _counts["windows"] >= MAX_WINDOWS:
         return
     _open[0] = True
     _counts["windows"] += 1
-    original, look = torch.Tensor.copy_, quiet(_look)
-
-    def copy_(self: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        if (
-            type(self) is torch.nn.Parameter
-            and type(source) in (torch.Tensor, torch.nn.Parameter)
-            and sites.is_user_code(sys._getframe(1).f_code)
-        ):
-            look(self, source, sites.here(2))
-        return original(self, source, *args, **kwargs)
-
-    torch.Tensor.copy_ = copy_  # type: ignore[method-assign, assignment]
+    copies.watch(__name__, _look)
 
 
-def _look(param: Any, source: Any, site: sites.Site) -> None:
-    if source.data_ptr() == param.data_ptr() and source.shape == param.shape and source.stride() == param.stride() and param.numel():
+def _look(param: Any, source: Any, site: sites.Site) -> bool:
+    if type(param).__name__ == "Parameter" and _same(param, source):
         count = _seen.setdefault(site, [0, False])
         count[0] += 1
-        if not count[1]:
-            count[1] = _moved(param)
+        count[1] = count[1] or _moved(param)
+    return False
+
+
+def _same(param: Any, source: Any) -> bool:
+    return bool(param.numel() and source.data_ptr() == param.data_ptr() and source.shape == param.shape and source.stride() == param.stride())
 
 
 def _moved(param: Any) -> bool:
@@ -67,11 +57,8 @@ def _moved(param: Any) -> bool:
 def _close(*_: Any) -> None:
     if not _open[0]:
         return
-    import torch
-
     _open[0] = False
-    if "copy_" in vars(torch.Tensor):
-        del torch.Tensor.copy_
+    copies.leave(__name__)
     for site, (num, moved) in _seen.items():
         _counts["told"] += 1
         if _counts["told"] <= MAX_TOLD:

@@ -300,28 +300,6 @@ def test_a_run_whose_gradients_nobody_averages_is_not_told_to_look_at_one_rank()
     assert "one rank only" in str(one.help)  # the reducer did its work
 
 
-def updated_in_hooks(*, how: str = "step", parted: bool = True, group_size: int = 2, **fields: Any) -> Run:
-    def extra(rank: int) -> list[Event]:
-        told: dict[str, Any] = {"index": 3, "name": "0.bias", "how": how, "stepped": site(47, func="update"), "no_sync": False, "collectives": 0}
-        told |= {"callers": [site(53, func="install"), site(80)]} | fields
-        wrap = event("wrap", line=78, index=3, group_size=group_size)
-        return [wrap, event("hook_update", site=site(53, func="install"), **told)]
-
-    return two_ranks(each=by_rank(grad=(5, 55), param=(6, 66)) if parted else lambda r, s: {}, wrong={"grad": (0,), "param": (0,)} if parted else None, extra=extra)
-
-
-def test_steps_in_hooks_before_the_gradients_are_averaged() -> None:
-    (found,) = findings(CHECKS["SYN127"], updated_in_hooks())
-    assert found.where and found.where.line == 80 and found.message.startswith("the optimizer steps inside the backward") and "train.py:53" in found.notes[0]
-    (found,) = findings(CHECKS["SYN127"], updated_in_hooks(how="hand", stepped=None, callers=[site(53, func="install")]))
-    assert found.where and found.where.line == 53 and found.message.startswith("parameters are updated")
-
-
-@pytest.mark.parametrize("fields", [{"parted": False}, {"group_size": 1}, {"no_sync": True}, {"collectives": 1}])
-def test_hooks_that_average_by_themselves(fields: dict[str, Any]) -> None:
-    assert all("hooks" not in f.message for f in findings(CHECKS["SYN127"], updated_in_hooks(**fields)))
-
-
 @pytest.mark.parametrize(("local", "told"), [(lambda r: [1.0, 2.0], True), (lambda r: [1.0 + r, 2.0], False)])
 def test_gradients_that_part_after_the_backward_are_told_from_those_that_part_in_it(local: Any, told: bool) -> None:
     def extra(r: int) -> list[Event]:

@@ -1,0 +1,61 @@
+"""SYN127 and OPT111: weights that a rank writes by itself, inside of a backward or between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builder import event, findings, site
+from replica_runs import by_rank, two_ranks
+
+from harness.checks.base import Check
+from harness.checks.registry import all_checks
+from harness.record import Event, Run
+
+CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
+
+
+def written_apart(*told: tuple[int, int, dict[str, Any]]) -> Run:
+    """(rank, step, what is told) of copies into weights that differ from step 7 on."""
+    def extra(rank: int) -> list[Event]:
+        return [event(fields.get("kind", "overwrite"), s=s, **({"callers": []} | fields)) for r, s, fields in told if r == rank]
+
+    return two_ranks(each=lambda r, s: {"param": 100 + s + 7 * r * (s > 6)}, wrong={"param": (0,)}, extra=extra)
+
+
+def test_weights_that_one_rank_writes_and_leaves() -> None:
+    swap = {"site": site(82, func="copy_to"), "callers": [site(82, func="copy_to"), site(137)], "guard": site(137)}
+    (found,) = findings(CHECKS["OPT111"], written_apart((0, 7, swap), (0, 3, swap | {"guard": site(120)})))
+    assert found.where and found.where.line == 137 and found.ranks == (0,) and "rank 0 writes" in found.message and "train.py:82" in found.notes[1]
+    (found,) = findings(CHECKS["OPT111"], written_apart((0, 7, swap | {"guard": None}), (1, 7, swap), (1, 7, swap | {"site": site(89, func="restore")})))
+    assert found.ranks == (1,)  # both put other weights in, one puts the trained ones back
+    (found,) = findings(CHECKS["OPT111"], written_apart((1, 7, {"kind": "wrap_moved", "data": True, "site": site(64, "p.data = shadow")})))
+    assert found.where and found.where.line == 64
+
+
+@pytest.mark.parametrize("told", [[(0, 7), (1, 7)], [(0, 8)], [(0, 6)], []])
+def test_writes_that_explain_no_parting(told: list[tuple[int, int]]) -> None:
+    (found,) = findings(CHECKS["OPT111"], written_apart(*((rank, s, {"site": site(82)}) for rank, s in told)))
+    assert found.message.startswith("parameters differ from step 7 on")
+
+
+def updated_in_hooks(*, how: str = "step", parted: bool = True, group_size: int = 2, **fields: Any) -> Run:
+    def extra(rank: int) -> list[Event]:
+        told: dict[str, Any] = {"index": 3, "name": "0.bias", "how": how, "stepped": site(47, func="update"), "no_sync": False, "collectives": 0}
+        told |= {"callers": [site(53, func="install"), site(80)]} | fields
+        wrap = event("wrap", line=78, index=3, group_size=group_size)
+        return [wrap, event("hook_update", site=site(53, func="install"), **told)]
+
+    return two_ranks(each=by_rank(grad=(5, 55), param=(6, 66)) if parted else lambda r, s: {}, wrong={"grad": (0,), "param": (0,)} if parted else None, extra=extra)
+
+
+def test_steps_in_hooks_before_the_gradients_are_averaged() -> None:
+    (found,) = findings(CHECKS["SYN127"], updated_in_hooks())
+    assert found.where and found.where.line == 80 and found.message.startswith("the optimizer steps inside the backward") and "train.py:53" in found.notes[0]
+    (found,) = findings(CHECKS["SYN127"], updated_in_hooks(how="hand", stepped=None, callers=[site(53, func="install")]))
+    assert found.where and found.where.line == 53 and found.message.startswith("parameters are updated")
+
+
+@pytest.mark.parametrize("fields", [{"parted": False}, {"group_size": 1}, {"no_sync": True}, {"collectives": 1}])
+def test_hooks_that_average_by_themselves(fields: dict[str, Any]) -> None:
+    assert all("hooks" not in f.message for f in findings(CHECKS["SYN127"], updated_in_hooks(**fields)))
