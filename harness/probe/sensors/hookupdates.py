@@ -55,7 +55,7 @@ def _digest(param: Any) -> int:
 
 
 def _at_any_step(optimizer: Any) -> None:
-    if S.in_backward and _told[0] < MAX_TOLD and S.steps < NUM_STEPS:
+    if S.in_backward and _told[0] < MAX_TOLD:
         _stepped[:] = [sites.here(3)]
 
 
@@ -64,5 +64,5 @@ def _at_backward(loss: Any) -> None:
 
 
 def arm() -> None:
-    steps.at_any_step.append(_at_any_step)
-    backward.at_backward.append(_at_backward)
+    steps.at_any_step.append(_at_any_step, NUM_STEPS)
+    backward.at_backward.append(_at_backward, NUM_STEPS)

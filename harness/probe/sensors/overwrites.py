@@ -21,7 +21,7 @@ CHIEF = re.compile(r"rank|main|master|chief|primary|leader", re.IGNORECASE)
 _known: list[Any] = [-REFRESH, 0, frozenset()]  # when it was read, of how many optimizers, where their parameters lie
 _asked: dict[sites.Site, list[int]] = {}  # statement -> [step that was missed last, steps missed, step that was told last, times told]
 _told = [0]
-_on = [False]
+_off = [True]  # emptied once copies are watched
 
 
 def _weights() -> frozenset[int]:
@@ -57,10 +57,10 @@ def _is_guarded(at: sites.Site) -> bool:
 
 
 def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
-    if not _on[0] and S.group is not None and S.group.size() > 1:
-        _on[0] = True
+    if S.group is not None and S.group.size() > 1:
+        _off.clear()
         copies.watch(__name__, _look)
 
 
 def arm() -> None:
-    steps.at_step.append(_at_step)
+    steps.at_step.append(_at_step, when=_off)
