@@ -1,7 +1,8 @@
 """Takes out of the ranks' recordings the steps that some of them make for themselves, so that step n is the same step on every rank.
 
 A learning-rate range test on rank 0 before the training, a linear probe that rank 0 fits after each epoch: such steps belong to an optimizer
-that only those ranks have. Its rows are dropped, with what was told of it, and the others are numbered anew, optimizers too.
+that only those ranks have. So do those of a search before DDP wraps anything, where the ranks come out of it after steps of their own number (five
+members, or folds, over two ranks). Their rows are dropped, with what was told of them, and the others are numbered anew, optimizers too.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ TOLD_A_STEP = ("loss", "draw", "gradients", "accumulation")
 
 def without(ranks: Sequence[Recording | None]) -> list[Recording | None]:
     """The recordings as they are, unless every rank has an optimizer that all have, with steps, and some have another one besides."""
+    apart = _before_wrapping(ranks)
+    if apart:
+        return [_trimmed(recording, solo) if solo else recording for recording, solo in apart]
     made = [_made(r) for r in ranks if r is not None]
     common = set.intersection(*(set(m) for m in made)) if len(made) == len(ranks) > 1 else set()
     if not common or all(set(m) == common for m in made):
@@ -34,6 +38,24 @@ def without(ranks: Sequence[Recording | None]) -> list[Recording | None]:
             return list(ranks)
         told.append((recording, {opt for opts in sites.values() for opt in opts} - kept))
     return [_trimmed(recording, solo) if solo else recording for recording, solo in told]
+
+
+def _before_wrapping(ranks: Sequence[Recording | None]) -> list[tuple[Recording, set[int]]]:
+    """A rank each, the optimizers whose steps all come before DDP's first wrap; nothing where the ranks wrap at the same step, as they do mostly."""
+    told = [(r, next((e.step for e in r.of("wrapping")), -1)) for r in ranks if r is not None]
+    if len(told) < len(ranks) or len({step for _, step in told}) < 2 or any(step < 0 for _, step in told):
+        return []
+    found = [(r, *_split(r, step)) for r, step in told]
+    return [] if any(before & after or not after for _, before, after in found) else [(r, before) for r, before, _ in found]
+
+
+def _split(recording: Recording, wrapped: int) -> tuple[set[int], set[int]]:
+    """The optimizers that step before a step, and those that do from it on."""
+    before: set[int] = set()
+    after: set[int] = set()
+    for step, opt in zip(recording.column("step"), recording.column("opt"), strict=True):
+        (before if step < wrapped else after).add(opt)
+    return before, after
 
 
 def _made(recording: Recording) -> dict[tuple[str, int], set[int]]:

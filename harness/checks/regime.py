@@ -57,6 +57,18 @@ def by_rows(run: Run) -> bool:
     return any(len({e.step for e in r.of("coll") if str(e["op"]).startswith("all_to_all")}) >= 2 for r in run.present)
 
 
+def by_backward(run: Run) -> bool:
+    """Whether the script's own backward (an autograd.Function's) sends the ranks messages, or gathers from all of them, at several steps: gradients go
+    home to the ranks whose parameters made what they belong to. A forward that is run anew within the backward gathers from its own line."""
+    return any(len(_homeward(r)) >= 2 for r in run.present)
+
+
+def _homeward(recording: Recording) -> set[int]:
+    told = [e for e in recording.of("coll") if e["op"] in protocol.POINT_TO_POINT or str(e["op"]).startswith("all_gather")]
+    forward = {e.where for e in told if not e["inside"] and e["op"] not in protocol.POINT_TO_POINT}
+    return {e.step for e in told if e["inside"] and not e["hook"] and e.where not in forward}
+
+
 def _strangers(run: Run) -> bool:
     """No model is wrapped, and the first optimizers hold other shapes on every rank: nothing could be averaged."""
     if any(True for _ in run.events("wrap")):

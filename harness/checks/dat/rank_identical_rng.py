@@ -20,8 +20,9 @@ Right
     torch.manual_seed(args.seed + rank)              # from here on each rank draws its own
 
 Known limits
-    Scalars that all ranks share (a drop decision, a mix-up weight) and draws for a global batch that is cut by rank are healthy. Equal
-    generator states that only dropout uses are advice. What loader workers draw is DAT113.
+    Scalars that all ranks share (a drop decision, a mix-up weight) and draws for a global batch that is cut by rank are healthy; so are equal
+    draws in a search without DDP, of which each rank trains a point. Equal generator states that only dropout uses are advice. What loader
+    workers draw is DAT113.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import made_equal, noise, passes, together
 from harness.checks.dat.noise import Source
+from harness.checks.syn import members
 from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.record import Run, number
@@ -49,6 +51,7 @@ class RankIdenticalRng(Check):
         together.required(run)
         drawn = [s for s in noise.sources(run) if len(s.steps) >= MIN_STEPS]
         equal = [s for s in drawn if s.equal_steps >= 0.9 * len(s.steps) and not s.constant and _matters(run, s)]
+        equal = [s for s in equal if not members.steps_alone(run, s.steps)]
         if equal:
             yield self._found(run, equal)
             return

@@ -16,19 +16,23 @@ Right
 
 Known limits
     A schedule that only one rank steps is not judged by its metric, nor one whose rate the ranks bring into line afterwards.
-    Optimizers on ranks that train different models, or that never share a gradient (population based training), are not compared.
+    Optimizers on ranks that train different models, or that never share a gradient, in all of the run or in a phase without DDP (population based
+    training), are not compared. Under `Join` the ranks are compared at the same step of the same context.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.opt import optimizers
-from harness.checks.syn import gradients, replicas
+from harness.checks.syn import gradients, members, replicas
+from harness.checks.syn.replicas import Parting
 from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.probe import protocol
+from harness.record import Event, Recording, Run
 
 
 class LrDiverges(Check):
@@ -40,20 +44,19 @@ class LrDiverges(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
         for opt, parting in sorted(facts.partings.items()):
-            if parting.hyper_step is None or (
-                parting.num_grad and parting.grad_step is not None and parting.grad_step < parting.hyper_step
-            ):
+            at = _moment(run, parting)
+            if not at or members.share_nothing(run, facts, parting):
                 continue
             if not facts.num_reduce and parting.num_grad >= 0.9 * parting.steps and not gradients.ever_agree(run):
                 raise NotApplicable("the ranks never share a gradient: each trains a member of its own, at its own rate")
-            lrs = optimizers.lr_at(run, parting.hyper_step)
+            lrs = optimizers.lr_at(run, at)
             site = replicas.odd_site(list(run.events("scheduler")), run.world_size) or replicas.first_where(run, "scheduler")
             event = facts.params_event(opt)
             yield self.finding(
-                f"ranks step with different hyper-parameters from step {parting.hyper_step} on: lr {', '.join(f'{v:.6g}' for v in lrs)}",
+                f"ranks step with different hyper-parameters from step {at[0]} on: lr {', '.join(f'{v:.6g}' for v in lrs)}",
                 where=site or (event.where if event else None),
                 ranks=replicas.majority_out(lrs) or run.rank_ids,
-                notes=["gradients agree there"] if parting.grad_step is None or parting.grad_step >= parting.hyper_step else [],
+                notes=["gradients agree there"],
                 help="drive the schedule by something all ranks share: the step count, or a metric that was all-reduced",
             )
             return
@@ -61,9 +64,13 @@ class LrDiverges(Check):
 
     def _parting_soon(self, run: Run, facts: replicas.Replicas) -> Iterable[Finding]:
         """The rates agree so far; what drives them does not."""
-        if any(p.hyper_step is not None for p in facts.partings.values()) or not (facts.wrapped or gradients.ever_agree(run)):
+        parted = any(_moment(run, p) or (p.hyper_step is not None and not _joined(run)) for p in facts.partings.values())
+        if parted or not (facts.wrapped or gradients.ever_agree(run)):
             return
+        apart = {opt for opt, p in facts.partings.items() if members.share_nothing(run, facts, p)}
         for events in _followed(run):
+            if events[0]["opt"] in apart:
+                continue
             values = [float(e["metric"]) for e in events]
             if len({e["lr"] for e in events}) > 1:
                 return  # one rank's schedule has acted, and the rates are equal all the same: they are brought into line
@@ -77,6 +84,39 @@ class LrDiverges(Check):
                     help="all-reduce the metric before the schedule is given it",
                 )
                 return
+
+
+def _moment(run: Run, parting: Parting) -> list[int]:
+    """The first step at which the hyper-parameters differ, a rank each; empty where they do at none that the ranks take together, or after their
+    gradients."""
+    if not _joined(run):
+        early = parting.hyper_step is not None and not (parting.num_grad and parting.grad_step is not None and parting.grad_step < parting.hyper_step)
+        return [parting.hyper_step] * len(run.present) if early and parting.hyper_step is not None else []
+    tables = [_within_joins(r, parting.opt) for r in run.present]
+    for key in sorted(set(tables[0]).intersection(*tables[1:])):
+        rows = [t[key] for t in tables]
+        if len({hyper for _, hyper, _ in rows}) > 1:
+            return [step for step, _, _ in rows]
+        if len({grad for _, _, grad in rows}) > 1:
+            return []
+    return []
+
+
+def _joined(run: Run) -> bool:
+    return any(True for _ in run.events("join"))
+
+
+def _within_joins(recording: Recording, opt: int) -> dict[tuple[int, int], tuple[int, bytes, bytes]]:
+    """(how many Join contexts were entered, steps since then) -> step, digests of hyper-parameters and gradients. Ranks may take other numbers of steps
+    in one, so that steps of the same number lie in different epochs; they enter the next together."""
+    entered = sorted(e.step for e in recording.of("join"))
+    hyper, grad = protocol.DIGEST_SLICE["hyper"], protocol.DIGEST_SLICE["grad"]
+    found: dict[tuple[int, int], tuple[int, bytes, bytes]] = {}
+    for i, (step, of) in enumerate(zip(recording.column("step"), recording.column("opt"), strict=True)):
+        num, raw = bisect_right(entered, step), recording.raw(i)
+        if of == opt and any(raw[hyper]):
+            found[num, step - (entered[num - 1] if num else 0)] = step, raw[hyper], raw[grad]
+    return found
 
 
 def _followed(run: Run) -> list[list[Event]]:

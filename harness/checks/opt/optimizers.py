@@ -125,9 +125,10 @@ def rebind_site(run: Run) -> Where | None:
     return next((e.where for _, e in run.events("wrap_changed") if e["what"] == "rebound"), None)
 
 
-def lr_at(run: Run, step: int) -> list[float]:
+def lr_at(run: Run, steps: Sequence[int]) -> list[float]:
+    """At one step of each rank."""
     found = []
-    for recording in run.present:
+    for recording, step in zip(run.present, steps, strict=True):
         index = recording.step_index.get(step)
         if index is not None:
             found.append(recording.row(index).lr)

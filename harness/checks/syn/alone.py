@@ -19,23 +19,21 @@ Known limits
     Ranks that do different work by design (no shared data, no process group) are not judged. Advice where no sampler shares the data out
     and every rank seeded torch with a value of its own and started from other parameters (an ensemble, parallel chains), has other
     hyper-parameters from its first step on (a search by rank), or draws the same batches as all others (the models differ, not the data).
-    The folds of a cross-validation that are dealt by rank look like a forgotten wrap.
+    The folds of a cross-validation that are dealt by rank look like a forgotten wrap. Weights that travel as objects count where as many numbers
+    are gathered as the model has, and later optimizers start from parameters that all ranks have.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import replicas
+from harness.checks.syn import members, replicas
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
-from harness.record import Run, where_of
-from harness.steps import Step
+from harness.record import Run, number, where_of
 
-LOOKED_AT = 64  # steps
 AVERAGING = {"all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "reduce_scatter", "reduce_scatter_tensor"}
 
 
@@ -70,7 +68,7 @@ class ReplicasTrainAlone(Check):
                     f"{run.world_size} ranks train {run.world_size} separate models: {why}",
                     where=loss or (event.where if event else None) or facts.grad_site(opt),
                     ranks=run.rank_ids,
-                    severity=Severity.ADVICE if _on_purpose(run, opt) else None,
+                    severity=Severity.ADVICE if members.on_purpose(run, opt) else None,
                     notes=[f"gradients and parameters differ at all of {parting.steps} steps"],
                     help=("call backward() on the rank's own loss, all-reduce `loss.detach()` for the log only, and average the gradients: " if loss else "")
                     + "wrap the model: `model = DistributedDataParallel(model)`",
@@ -94,34 +92,16 @@ def _round(run: Run, numel: int) -> bool:
     for e in run.present[0].of("coll"):
         if e["op"] in AVERAGING and isinstance(e["numel"], int) and 1 <= e.step < run.num_steps:
             moved[e.step] += e["numel"]
-    return max(moved.values(), default=0) >= numel
+    return max(moved.values(), default=0) >= numel or (_parcels(run, numel) and _come_together(run))
 
 
-def _on_purpose(run: Run, opt: int) -> bool:
-    """Whether the ranks look like members of an ensemble or points of a search: no data shared out by a sampler, and what makes them differ is
-    their seeds, their hyper-parameters, or their models while all draw the same batches."""
-    if any(isinstance(e["distributed"], dict) for _, e in run.events("loader")):
-        return False
-    return _own_seeds(run, opt) or _own_hyper(run, opt) or _same_batches(run, opt)
+def _parcels(run: Run, numel: int) -> bool:
+    """Objects that hold as many numbers as the model: weights that the ranks average by themselves, or predictions of a test set."""
+    return any("object" in str(e["op"]) and number(e["leaves"]) >= numel and e.step >= 1 for e in run.present[0].of("gathered"))
 
 
-def _own_seeds(run: Run, opt: int) -> bool:
-    starts = replicas.initial(run, opt)
-    seeds = [tuple(e["value"] for e in r.of("seed") if e["what"] == "torch" and e.step == 0) for r in run.present]
-    return 1 < len(run.present) == len(set(starts)) == len(set(seeds))
-
-
-def _own_hyper(run: Run, opt: int) -> bool:
-    steps = _steps_of(run, opt)
-    return bool(steps) and not any(s.same("hyper") for s in steps)
-
-
-def _same_batches(run: Run, opt: int) -> bool:
-    """Of loaders, at every step; a digest is 0 where nothing was seen of them."""
-    steps = _steps_of(run, opt)
-    return bool(steps) and all(s.same("batch") and s.taken("batch") for s in steps)
-
-
-def _steps_of(run: Run, opt: int) -> list[Step]:
-    """The first steps of an optimizer that all ranks took."""
-    return [s for s in islice(run.steps(), LOOKED_AT) if s.complete and set(s.number("opt")) == {opt}]
+def _come_together(run: Run) -> bool:
+    """Whether an optimizer that is made later on starts, on all ranks, from parameters that none of the first had."""
+    starts = [{tuple(e["each"] or ()): e.step for e in reversed(r.of("initial"))} for r in run.present]
+    first = {values for table in starts for values, step in table.items() if step == 0}
+    return bool(set.intersection(*(set(table) for table in starts)) - first)

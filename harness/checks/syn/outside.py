@@ -16,8 +16,11 @@ Right
 
 Known limits
     Parameters that are averaged by hand are equal at the step: silent. So are those that one rank owns (tables or experts of a model that is
-    split over the ranks): no other rank has a parameter of their name, or rows travel by all_to_all and the ranks' parameters differ from
-    the start.
+    split over the ranks): no other rank has a parameter of their name, their part of the model has other shapes on another rank, or rows travel by
+    all_to_all, or by messages or an all_gather that the script's own backward sends, and the ranks' parameters differ from the start. So is a phase
+    without DDP in which each rank trains a model of its own with hyper-parameters of its own, or on the same batches, where what is wrapped afterwards
+    is equal on all ranks. Where that is so and no sampler shares data out in the phase, it is advice: folds, or an ensemble, by rank look like a
+    forgotten wrap.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from collections.abc import Iterable
 
 from harness.checks import regime
 from harness.checks.base import Check
-from harness.checks.syn import replicas
+from harness.checks.syn import members, replicas
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -44,15 +47,34 @@ class TrainableOutsideDdp(Check):
             if event is None:
                 continue
             outside = [n for n, w in zip(event["names"] or (), event["ddp"] or (), strict=False) if w == -1]
-            wrong = [n for n in outside if n in set(parting.grad_names) | set(parting.param_names)]
-            if wrong and regime.by_rows(run) and not replicas.starts_equal(run, opt):
+            parted = set(parting.grad_names) | set(parting.param_names)
+            owned = _of_other_shapes(run, opt, event.step)
+            wrong = [n for n in outside if n in parted and _part(n) not in owned]
+            if wrong and (_owned(run, opt) or members.phase_of_own(run, facts, parting)):
                 continue
             if wrong and (parting.num_grad or parting.num_param):
                 yield self.finding(
                     f"{len(wrong)} trained parameters belong to no DDP object and differ between ranks: {replicas.listed(wrong)}",
                     where=event.where,
                     ranks=run.rank_ids,
+                    severity=Severity.ADVICE if members.agreed_after(run, facts, parting) else None,
                     notes=[f"first at step {parting.grad_step if parting.grad_step is not None else parting.param_step}"],
                     help="wrap one module that holds all trained parameters, or wrap this part in a DDP of its own",
                 )
                 return
+
+
+def _owned(run: Run, opt: int) -> bool:
+    """Whether the ranks serve each other with parameters of their own."""
+    return (regime.by_rows(run) or regime.by_backward(run)) and not replicas.starts_equal(run, opt)
+
+
+def _of_other_shapes(run: Run, opt: int, step: int) -> set[str]:
+    """Parts of the model that hold a parameter of another shape on another rank: nothing of theirs could be averaged."""
+    events = [e for r in run.present if (e := r.params_at(opt, step)) is not None]
+    tables = [{str(n): repr(s) for n, s in zip(e["names"] or (), e["shapes"] or (), strict=False)} for e in events]
+    return {_part(n) for n in tables[0] if any(n in t and t[n] != tables[0][n] for t in tables[1:])} if tables else set()
+
+
+def _part(name: str) -> str:
+    return name.partition(".")[0]
