@@ -15,7 +15,7 @@ from harness.checks.base import NotApplicable
 from harness.model import Where
 from harness.probe import protocol
 from harness.probe.protocol import Row
-from harness.record import Event, Recording, Run, where_of
+from harness.record import Event, Recording, Run, number, where_of
 from harness.steps import Step
 
 # Collectives that can carry gradients or parameters.
@@ -329,10 +329,12 @@ def ends_differ(run: Run) -> bool:
 
 
 def same_pass(run: Run, step: int) -> bool:
-    """Whether every rank was inside one pass over its loader at a step: not at an epoch's seam, or behind a pass that took a step a batch."""
+    """Whether every rank was inside one pass over its loader at a step: not at an epoch's seam, or behind a pass that took a step a batch. A pass
+    may end before its loader does, with a batch in hand: the ranks agreed that one of them has no more."""
     for recording in run.present:
         for event in recording.of("pass"):
-            if event.step == step and event["complete"] and event["num_batches"] != event["steps"]:
+            whole = event["complete"] or (number(event["steps"]) > 0 and number(event["num_batches"]) > number(event["steps"]))
+            if event.step == step and whole and event["num_batches"] != event["steps"]:
                 return False
     return True
 

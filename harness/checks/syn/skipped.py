@@ -16,7 +16,7 @@ Right
     if bad: continue                      # every rank takes the same decision
 
 Known limits
-    Batches that a thread of the script's draws ahead are not counted.
+    Batches that a thread of the script's draws ahead are not counted, nor one that a rank has in hand when the ranks end a pass together.
     Ranks that have different numbers of batches at the end of an epoch are DAT111. A step that a GradScaler skips on one rank is OPT109's.
 """
 
