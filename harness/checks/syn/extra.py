@@ -14,18 +14,20 @@ Right
     dist.all_reduce(loss)                 # on every rank
 
 Known limits
-    Needs an optimizer step after the call. Where the run hung there, OUT101 or HNG103 names it.
+    Needs an optimizer step after the call. Where the run hung there, OUT101 or HNG103 names it. Rounds of local training, in which the ranks take
+    steps of their own number between two averages, have no common step to count at.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
 from harness.probe import protocol
-from harness.record import Run
+from harness.record import Run, number
 
 
 class ExtraCollective(Check):
@@ -76,8 +78,22 @@ class ExtraCollective(Check):
 
 
 def _local_epochs(run: Run, pairs: pairing.Pairing) -> bool:
-    """Different numbers of steps, but as many collectives on each rank, at few of the steps, and none of them DDP's: clients that average now
-    and then."""
-    if any(True for _ in run.events("wrap")) or len({r.num_steps for r in run.present}) == 1 or len({len(c) for c in pairs.columns}) > 1:
+    """As many collectives on each rank, at few of the steps, and none of them DDP's, but other numbers of steps, in all or in the rounds between:
+    clients that average now and then."""
+    if any(True for _ in run.events("wrap")) or len({len(c) for c in pairs.columns}) > 1:
+        return False
+    if len({r.num_steps for r in run.present}) == 1 and not _rounds(run, pairs):
         return False
     return all(2 * sum(n > 0 for n in r.column("num_coll")) <= r.num_rows for r in run.present)
+
+
+def _rounds(run: Run, pairs: pairing.Pairing) -> bool:
+    """Ranks that end at one step number all the same: call by call they meet at the same statements with as much, several times with all of a model
+    (or with objects, whose size nobody told). Where only a condition on a rank's own numbers decides on a call, as much is not a model."""
+    if any(len({(pairing.site_key(e), e["op"], e["numel"]) for e in called}) > 1 for called in zip(*pairs.columns, strict=True)):
+        return False
+    model = min((sum(e["numels"] or ()) for r in run.present for e in r.of(protocol.PARAMS)), default=0)
+    moved: Counter[int] = Counter()
+    for event in pairs.columns[0]:
+        moved[event.step] += number(event["numel"]) if number(event["numel"], -1) >= 0 or "object" not in str(event["op"]) else model
+    return model > 0 and sum(n >= model for step, n in moved.items() if step > 0) >= 2
