@@ -13,7 +13,7 @@ Right
     model.train()                         # on every rank
 
 Known limits
-    Modes are compared at optimizer steps only.
+    Modes are compared at optimizer steps only. Ranks that hold other numbers of modules, all in train mode, are healthy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run
+from harness.steps import Step
 
+MAX_TOLD = 64  # changes of modes that a process tells
 
 class TrainFlagDiffers(Check):
     code = "SYN120"
@@ -33,7 +35,7 @@ class TrainFlagDiffers(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
-        wrong = [s for s in run.steps() if s.complete and not s.same("train") and len(set(s.number("opt"))) == 1]
+        wrong = [s for s in run.steps() if s.complete and not s.same("train") and len(set(s.number("opt"))) == 1 and not _same_modes(run, s)]
         if len(wrong) < 2:
             return
         out = replicas.majority_out([r.train if r else 0 for r in wrong[0].rows])
@@ -49,6 +51,15 @@ class TrainFlagDiffers(Check):
             if told and _children_only(told)
             else "call model.train() and model.eval() on every rank alike",
         )
+
+
+def _same_modes(run: Run, step: Step) -> bool:
+    """Whether what differs is the number of modules alone: the ranks of a split model hold layers of their own, all of them in train mode."""
+    told = [[e for e in r.of("train_flags") if e["opt"] == step.number("opt")[0]] for r in run.present]
+    if any(len(r.of("train_flags")) >= MAX_TOLD for r in run.present):
+        return False  # later changes were not told
+    lasts = [next((e for e in reversed(events) if e.step <= step.index), None) for events in told]
+    return all(e is not None and e["num_eval"] == 0 for e in lasts)
 
 
 def _modes_at(run: Run, step: int) -> tuple[int, Event] | None:
