@@ -6,25 +6,34 @@ import ast
 import linecache
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from . import sites, syntax
 
 THINNING = {
-    "dedup", "deduplicate", "dict", "drop_duplicates", "islice", "narrow", "remove_duplicates", "set", "trim", "truncate", "unique",
+    "dedup", "deduplicate", "dict", "drop_duplicates", "index_select", "islice", "masked_select", "narrow", "remove_duplicates", "set", "trim",
+    "truncate", "unique", "unpad",
 }  # fmt: skip
+GRIDS = ("mgrid", "ogrid")
+ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 MAX_FILES = 20
 _known: tuple[int, str, list[Any], list[str]] = (0, "", [], [])  # how many modules were loaded, the last of them, the user's, and their files
 
 
 def any_cut() -> bool:
-    """Over all files of the user's that are loaded: a slice up to a computed bound, a dict or set comprehension, a stored item under a
-    computed key, a function that thins out."""
+    """Over all files of the user's that are loaded: a slice up to a computed bound, in any dimension, a mask below one, a dict or set comprehension, a
+    stored item under a computed key, a function that thins out."""
     files = user_files()
     if not files or len(files) > MAX_FILES:
         return True
     trees = [syntax.tree(name) for name in files]
-    return any(tree is None or any(_cuts(node) for node in syntax.nodes(tree)) for tree in trees)
+    return any(tree is None or _any_in(syntax.nodes(tree)) for tree in trees)
+
+
+def _any_in(nodes: Sequence[ast.AST]) -> bool:
+    masks = {t.id for n in nodes if isinstance(n, ast.Assign) and _below(n.value) for t in n.targets if isinstance(t, ast.Name)}
+    return any(_cuts(n) or (isinstance(n, ast.Subscript) and getattr(n.slice, "id", "") in masks) for n in nodes)
 
 
 def any_text(text: str) -> bool:
@@ -72,8 +81,19 @@ def _cuts(node: ast.AST) -> bool:
         return False
     if isinstance(node.ctx, ast.Store):
         return not isinstance(node.slice, (ast.Constant, ast.Slice))
-    one = node.slice
+    if isinstance(node.slice, ast.Tuple):  # a grid of coordinates is made so, not cut
+        return getattr(node.value, "attr", getattr(node.value, "id", "")) not in GRIDS and any(map(_up_to, node.slice.elts))
+    return _up_to(node.slice) or _below(node.slice)
+
+
+def _up_to(one: ast.expr) -> bool:
+    """A slice from the start to a computed bound."""
     return isinstance(one, ast.Slice) and one.upper is not None and not _constant(one.upper) and (one.lower is None or _constant(one.lower))
+
+
+def _below(one: ast.expr) -> bool:
+    """A mask of what lies below a computed bound: `rows[ids < len(data)]`."""
+    return isinstance(one, ast.Compare) and isinstance(one.ops[0], ORDERED) and not _constant(one.left) and not _constant(one.comparators[0])
 
 
 def _constant(node: ast.expr) -> bool:

@@ -17,8 +17,9 @@ Right
 
 Known limits
     Whether gathered predictions are cut afterwards is read from the source only: where it has anything that could (a slice up to a computed
-    bound, a set, a dict by index), the check is inconclusive. Of a sampler other than a DistributedSampler the padding is found only where the number
-    of samples is reduced as well as the score (or a multiple of it, as of tokens), in a tensor of at most eight elements.
+    bound, in any dimension, a mask of what lies below one, a set, a dict by index), the check is inconclusive. Of a sampler other than a
+    DistributedSampler the padding is found only where the number of samples is reduced as well as the score (or a multiple of it, as of tokens),
+    in a tensor of at most eight elements.
 """
 
 from __future__ import annotations
