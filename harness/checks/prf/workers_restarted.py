@@ -1,8 +1,9 @@
-"""PRF111 loader-workers-restarted: much of the time goes into starting the loader's workers anew for every short epoch.
+"""PRF111 loader-workers-restarted: much of the time goes into starting the loader's workers anew for every short epoch, or every batch.
 
 What it does
     Takes, of each complete pass over a loader with workers, the time in `iter(loader)`, the wait for the first batch beyond what a worker needs
-    for one, and the time in which the workers are ended. Three tenths of the training time and more, over five passes and a second, are
+    for one, and the time in which the workers are ended. Of an iterator that is let go of before its end (`next(iter(loader))` in every step): the
+    time in which the workers are started, and ended among batches that nobody draws. Three tenths of the training time and more, over five passes and a second, are
     advice; two fifths, over ten passes and 1.5 seconds, a warning.
 
 Why it is bad
@@ -12,8 +13,15 @@ Why it is bad
 Wrong
     DataLoader(dataset, num_workers=4)                               # 100 epochs of 5 batches
 
+    for step in range(steps):
+        x = next(iter(loader))
+
 Right
     DataLoader(dataset, num_workers=4, persistent_workers=True)
+
+    batches = iter(loader)                                           # kept, and made anew when it is through
+    for step in range(steps):
+        x = next(batches)
 
 Known limits
     A loader that is made anew for each epoch gains nothing from it: make it once. What one batch costs a worker is estimated from above, so that
@@ -29,16 +37,22 @@ from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Recording, Run, number, where_of
 
+KEEP_WORKERS = (
+    "make the loader once, with persistent_workers=True (its workers keep their copy of the dataset: what the script sets on it at each "
+    "epoch must reach them another way), or num_workers=0 where a sample costs next to nothing"
+)
+KEEP_ITERATOR = "keep the iterator: `batches = iter(loader)` before the loop, `next(batches)` in it, and a new one only when it is through"
 MIN_PASSES, MIN_S, MIN_SHARE = 5, 1.0, 0.3
 STRONG = (10, 1.5, 0.4)  # passes, seconds, share: a script that is tried out for a few short epochs is no reason to fail it
 
 
 @dataclass
 class Starts:
-    """Passes over the loaders that one statement made."""
+    """Passes over the loaders that one statement made; of iterators that are let go of after one batch: by the statement that makes them."""
 
     where: Where | None
     workers: int
+    single: bool
     passes: int = 0
     batches: int = 0
     took_s: float = 0.0
@@ -67,7 +81,8 @@ class WorkersRestarted(Check):
         share, rank, wall_s, worst = max(found, key=lambda one: one[0])
         strong = worst.passes >= STRONG[0] and worst.took_s >= STRONG[1] and share >= STRONG[2]
         yield self.finding(
-            f"{min(share, 1.0):.0%} of the time goes into starting and ending {worst.workers} loader workers in each of {worst.passes} short epochs",
+            f"{min(share, 1.0):.0%} of the time goes into starting and ending {worst.workers} loader workers "
+            + (f"for one batch each time, {worst.passes} times" if worst.single else f"in each of {worst.passes} short epochs"),
             where=worst.where,
             ranks=sorted({one[1] for one in found}),
             severity=None if strong else Severity.ADVICE,
@@ -75,8 +90,7 @@ class WorkersRestarted(Check):
                 f"rank {rank}: {worst.took_s:.1f} of {wall_s:.1f} s, {worst.took_s / worst.passes:.2f} s a pass of "
                 f"{worst.batches / worst.passes:.0f} batches"
             ],
-            help="make the loader once, with persistent_workers=True (its workers keep their copy of the dataset: what the script sets on it at each "
-            "epoch must reach them another way), or num_workers=0 where a sample costs next to nothing",
+            help=KEEP_ITERATOR if worst.single else KEEP_WORKERS,
         )
 
 
@@ -85,11 +99,12 @@ def _starts(recording: Recording) -> list[Starts]:
     found: dict[object, Starts] = {}
     for event in recording.of("pass"):
         loader = loaders.get(number(event["loop"], -1))
-        took_s = _cost_s(event, number(loader["num_workers"])) if loader is not None and event["complete"] else None
+        took_s = _cost_s(event, number(loader["num_workers"])) if loader is not None else None
         if loader is None or took_s is None:
             continue
-        where = where_of(loader["made"]) or loader.where
-        one = found.setdefault((where.file, where.line) if where else None, Starts(where, number(loader["num_workers"])))
+        single = not event["complete"] and number(event["num_batches"]) == 1
+        where = (where_of(loader["made"]) if not single else None) or loader.where
+        one = found.setdefault((single, where.file, where.line) if where else single, Starts(where, number(loader["num_workers"]), single))
         one.passes += 1
         one.batches += number(event["num_batches"])
         one.took_s += took_s
@@ -97,12 +112,14 @@ def _starts(recording: Recording) -> list[Starts]:
 
 
 def _cost_s(event: Event, workers: int) -> float | None:
-    """Seconds of this pass that persistent workers would not have cost."""
+    """Seconds of this pass that workers, or an iterator, that are kept would not have cost."""
     times, num = event["times"], number(event["num_batches"])
-    if not isinstance(times, list) or len(times) != 4 or not all(isinstance(t, (int, float)) for t in times) or num < 2:
+    if not isinstance(times, list) or len(times) != 4 or not all(isinstance(t, (int, float)) for t in times) or num < 1:
         return None
     start_s, first_s, rest_s, end_s = times
-    return float(start_s + max(0.0, first_s - workers * rest_s / (num - 1)) + end_s)
+    if not event["complete"]:
+        return float(start_s + end_s)  # the wait for the first batch is left out: nothing tells what one costs
+    return float(start_s + max(0.0, first_s - workers * rest_s / (num - 1)) + end_s) if num > 1 else None
 
 
 def _trained_s(recording: Recording) -> float:

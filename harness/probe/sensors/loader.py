@@ -145,6 +145,11 @@ class Pass:
         return copiedrng.told(dataset, self.page, workerdraws.COPIES_AT, self.num_workers) if self.page is not None and dataset is not None else None
 
 
+def open_pass(iterator: int) -> Pass | None:
+    """By the id of its iterator."""
+    return _passes.get(iterator)
+
+
 def _dropped(key: int, _ref: Any) -> None:
     found = _passes.pop(key, None)
     if found is not None:
