@@ -167,7 +167,7 @@ def loops(frames: list[sites.Site]) -> dict[str, Any]:
         tree = syntax.tree(file)
         if tree is None:
             break
-        for loop in _loops_around(tree, line):
+        for loop in loops_around(tree, line):
             level = len(ranges)
             ranges.append({"file": file, "func": function, "first": loop.lineno, "last": loop.end_lineno or loop.lineno, "level": level})
             exits.extend({"site": sites.as_json((file, at, function)), "level": level, "kind": kind} for at, kind in _ways_out(loop))
@@ -199,7 +199,7 @@ def loop_header(site: sites.Site) -> str:
     """The first line of the innermost loop around a call; "" where it stands in none."""
     if site not in _headers:
         tree = syntax.tree(site[0]) if site[0] else None
-        around = _loops_around(tree, site[1]) if tree is not None else []
+        around = loops_around(tree, site[1]) if tree is not None else []
         _headers[site] = linecache.getline(site[0], around[0].lineno).strip()[:200] if around else ""
     return _headers[site]
 
@@ -210,7 +210,7 @@ def result_after(site: sites.Site) -> sites.Site | None:
     if tree is None:
         return None
     scope, line = syntax.function_at(tree, site[1]), site[1]
-    around = _loops_around(tree, line)
+    around = loops_around(tree, line)
     end = (around[0].end_lineno or line) if around and around[0].lineno == line else line
     last = (around[1].end_lineno if len(around) > 1 else None) or getattr(scope, "end_lineno", None) or 1 << 30
     kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return)
@@ -238,7 +238,7 @@ def epoch_origin(frames: list[sites.Site]) -> sites.Site | None:
     if tree is None or not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
     given = {a.arg for a in (*scope.args.args, *scope.args.kwonlyargs)}
-    for loop in _loops_around(tree, frames[0][1]):
+    for loop in loops_around(tree, frames[0][1]):
         if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Name) and loop.iter.id in given:
             return frames[1]
     return None
@@ -250,7 +250,7 @@ def _makes_number(statement: ast.stmt) -> bool:
     )
 
 
-def _loops_around(tree: ast.Module, line: int) -> list[ast.For | ast.While]:
+def loops_around(tree: ast.Module, line: int) -> list[ast.For | ast.While]:
     """Loops of the innermost function at `line` that contain it, innermost first."""
     scope = syntax.function_at(tree, line)
     loops = [n for n in syntax.own_nodes(scope) if isinstance(n, (ast.For, ast.While)) and n.lineno <= line <= (n.end_lineno or n.lineno)]

@@ -4,7 +4,8 @@ Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by
 (backwards since the gradients were zero; 0: not known), no_sync (of the last backward), nothing ("used up": an iterator that had
 been drawn to its end before; "empty": a collection without an element; "": it was given parameters, or that is not known).
 Event "unscaled" (first 24 steps): site, collectives, reduced (calls and reducing backwards
-since the last step: whether the gradients can have been averaged). Event "scaler" (first 64 steps): scale, site. Event "scaler_made": scale, enabled,
+since the last step: whether the gradients can have been averaged). Event "unscaled_grads" (first 8 steps, where no reducer answered the backward and nothing
+in the source sees to it that ranks agree on inf, see infguards.py): site, grad (digest of the gradients as this rank looked through them). Event "scaler" (first 64 steps): scale, site, given (update() was told a scale). Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
 (its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none), mode ("min" | "max",
 of such a one), made (the statement that made it), better (which way the name of what it is given says that it improves, see metricnames.py).
@@ -20,11 +21,12 @@ import sys
 import weakref
 from typing import Any
 
-from .. import drained, marks, metricnames, sites
+from .. import digests, drained, infguards, marks, metricnames, sites
 from ..patching import after, before
 from ..state import S
 from . import backward, steps
 
+MAX_GRADS = 16
 _unscaled: set[int] = set()
 _nothing = [""]
 
@@ -64,10 +66,20 @@ def _before_unscale(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> N
     _unscaled.add(id(optimizer))
 
 
+def _after_unscale(result: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    """The gradients that found_inf was decided by. Should another rank's be added to them before the step, that rank's inf went unseen."""
+    site = sites.here(4)
+    if S.since.num_reduce or S.light or S.steps >= 8 or not scaler.is_enabled() or infguards.any_guard(sites.stack(4)):
+        return
+    grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None and digests.plain(p.grad)][:MAX_GRADS]
+    S.recorder.event("unscaled_grads", site, grad=digests.of_tensors(grads)[0])
+
+
 def _after_update(result: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
     _unscaled.clear()
     if S.steps < 64:
-        S.recorder.event("scaler", sites.here(4), scale=float(scaler.get_scale()), enabled=bool(scaler.is_enabled()))
+        given = bool(args or kwargs)
+        S.recorder.event("scaler", sites.here(4), scale=float(scaler.get_scale()), enabled=bool(scaler.is_enabled()), given=given)
 
 
 def _after_scheduler(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -148,6 +160,7 @@ def arm() -> None:
             setattr(torch.nn.utils, name, getattr(torch.nn.utils.clip_grad, name))
     after(torch.amp.GradScaler, "__init__", _after_scaler)
     before(torch.amp.GradScaler, "unscale_", _before_unscale)
+    after(torch.amp.GradScaler, "unscale_", _after_unscale)
     before(torch.amp.GradScaler, "step", _before_unscale)  # a scaler of another kind has an unscale_ of its own
     after(torch.amp.GradScaler, "update", _after_update)
     scheduler = torch.optim.lr_scheduler

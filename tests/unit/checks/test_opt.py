@@ -501,6 +501,21 @@ def test_a_scaler_that_looks_for_inf_before_the_gradients_are_averaged(collectiv
     assert found.where is not None and found.where.line == line and bool(found.notes) == (line == 72)
 
 
+@pytest.mark.parametrize(("own", "at_step", "given", "fires"), [
+    ((11, 12), (5, 5), False, True),
+    ((11, 11), (5, 5), False, False),  # averaged before they are unscaled
+    ((11, 12), (5, 6), False, False),  # no replicas: a part of the model each
+    ((11, 12), (5, 5), True, False),  # the script has the ranks agree on a scale
+])  # fmt: skip
+def test_a_scaler_that_looks_for_inf_alone_before_there_is_any(own: tuple[int, int], at_step: tuple[int, int], given: bool, fires: bool) -> None:
+    def extra(rank: int) -> list[Event]:
+        told = [event("unscaled_grads", line=72, s=s, grad=own[rank] + s) for s in range(4)]
+        return [event("scaler", scale=8.0, enabled=True, line=76, given=given), *told]
+
+    found = findings(scaler.ScalerDiverges, two_ranks(ddp=False, extra=extra, each=lambda rank, s: {"scale": 8.0, "grad": at_step[rank] + s}))
+    assert [(f.severity, f.where.line) for f in found if f.where] == ([(Severity.WARNING, 72)] if fires else [])
+
+
 def clips(*, backwards: int, zeroed: int = FLAG_ZEROED, next_backwards: int = 1, limit: float = 1.0) -> list[str]:
     """A clip in front of each of 12 steps; `backwards` since the step before, `next_backwards` until the next one."""
     told = [event("clip", line=48, norm=1.0, max_norm=limit, backwards=backwards, s=s) for s in range(1, 12)]
