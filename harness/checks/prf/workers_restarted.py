@@ -4,7 +4,7 @@ What it does
     Takes, of each complete pass over a loader with workers, the time in `iter(loader)`, the wait for the first batch beyond what a worker needs
     for one, and the time in which the workers are ended. Of an iterator that is let go of before its end (`next(iter(loader))` in every step): the
     time in which the workers are started, and ended among batches that nobody draws. Three tenths of the training time and more, over five passes and a second, are
-    advice; two fifths, over ten passes and 1.5 seconds, a warning.
+    advice; two fifths, over ten passes and 1.5 seconds, a warning. Loops that are left by a `break` are never more than advice.
 
 Why it is bad
     Without `persistent_workers=True` every `for batch in loader` forks (or spawns) all workers, and ends them. Where an epoch has few batches
@@ -52,7 +52,7 @@ class Starts:
 
     where: Where | None
     workers: int
-    single: bool
+    batches_drawn: str  # "all", "one" of more, "some"
     passes: int = 0
     batches: int = 0
     took_s: float = 0.0
@@ -79,10 +79,11 @@ class WorkersRestarted(Check):
         if not found:
             return
         share, rank, wall_s, worst = max(found, key=lambda one: one[0])
-        strong = worst.passes >= STRONG[0] and worst.took_s >= STRONG[1] and share >= STRONG[2]
+        single = worst.batches_drawn == "one"
+        strong = worst.batches_drawn != "some" and worst.passes >= STRONG[0] and worst.took_s >= STRONG[1] and share >= STRONG[2]
         yield self.finding(
             f"{min(share, 1.0):.0%} of the time goes into starting and ending {worst.workers} loader workers "
-            + (f"for one batch each time, {worst.passes} times" if worst.single else f"in each of {worst.passes} short epochs"),
+            + (f"for one batch each time, {worst.passes} times" if single else f"in each of {worst.passes} short epochs"),
             where=worst.where,
             ranks=sorted({one[1] for one in found}),
             severity=None if strong else Severity.ADVICE,
@@ -90,7 +91,7 @@ class WorkersRestarted(Check):
                 f"rank {rank}: {worst.took_s:.1f} of {wall_s:.1f} s, {worst.took_s / worst.passes:.2f} s a pass of "
                 f"{worst.batches / worst.passes:.0f} batches"
             ],
-            help=KEEP_ITERATOR if worst.single else KEEP_WORKERS,
+            help=KEEP_ITERATOR if single else KEEP_WORKERS,
         )
 
 
@@ -102,9 +103,10 @@ def _starts(recording: Recording) -> list[Starts]:
         took_s = _cost_s(event, number(loader["num_workers"])) if loader is not None else None
         if loader is None or took_s is None:
             continue
-        single = not event["complete"] and number(event["num_batches"]) == 1
-        where = (where_of(loader["made"]) if not single else None) or loader.where
-        one = found.setdefault((single, where.file, where.line) if where else single, Starts(where, number(loader["num_workers"]), single))
+        looped = loader.where is not None and loader.where.text.lstrip().startswith(("for ", "async for "))
+        drawn = "all" if event["complete"] else "one" if number(event["num_batches"]) == 1 and not looped else "some"
+        where = (where_of(loader["made"]) if drawn != "one" else None) or loader.where
+        one = found.setdefault((drawn, where.file, where.line) if where else drawn, Starts(where, number(loader["num_workers"]), drawn))
         one.passes += 1
         one.batches += number(event["num_batches"])
         one.took_s += took_s

@@ -6,6 +6,7 @@ to its end are those of the call that found the end, with the workers' end in it
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -16,6 +17,8 @@ from . import loader
 
 def _ending(original: Any) -> Any:
     def _shutdown_workers(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if sys is None or sys.is_finalizing():  # what this file imports may be gone
+            return original(self, *args, **kwargs)
         began = time.perf_counter()
         try:
             return original(self, *args, **kwargs)

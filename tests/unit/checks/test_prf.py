@@ -381,12 +381,14 @@ def test_loader_workers_that_cost_little(healthy: Run) -> None:
     assert findings(WorkersRestarted, healthy) == []
 
 
-def let_go(num: int = 40, batches: int = 1, start_s: float = 0.05, end_s: float = 0.02, *, wall_s: float = 4.0, **loader: object) -> Run:
+def let_go(
+    num: int = 40, batches: int = 1, start_s: float = 0.05, end_s: float = 0.02, *, wall_s: float = 4.0, text: str = "x = next(iter(loader))", **loader: object
+) -> Run:
     """`next(iter(loader))`, `num` times in 40 steps."""
     fields = {"num_workers": 2, "persistent": False, "made": site(44)} | loader
     events: list[Event] = []
     for n in range(num):
-        events.append(event("loader", t=10**12 + n, line=50, loop=n, **fields))
+        events.append(event("loader", t=10**12 + n, site=site(50, text), loop=n, **fields))
         events.append(event("pass", line=50, loop=n, complete=False, num_batches=batches, times=[start_s, 0.03, 0.0, end_s]))
     rows = [row(s, t_ns=10**12 + int((s + 1) * wall_s * 1e9 / 40)) for s in range(40)]
     return run([recording(events, rows), recording(events, rows, rank=1)])
@@ -396,8 +398,9 @@ def test_loader_workers_are_started_for_every_batch() -> None:
     (found,) = findings(WorkersRestarted, let_go())
     assert (found.severity, found.where and found.where.line) == (Severity.WARNING, 50)
     assert "70% of the time" in found.message and "for one batch each time, 40 times" in found.message and "keep the iterator" in found.help
-    (found,) = findings(WorkersRestarted, let_go(batches=3))  # a loop that is left by a `break`
-    assert found.where and found.where.line == 44 and "persistent_workers" in found.help
+    for left in (let_go(batches=3), let_go(text="for x in loader:")):  # loops that are left by a `break`
+        (found,) = findings(WorkersRestarted, left)
+        assert found.where and found.where.line == 44 and "persistent_workers" in found.help and found.severity is Severity.ADVICE
 
 
 @pytest.mark.parametrize(
