@@ -31,12 +31,12 @@ def held(dataset: Any) -> Iterator[tuple[str, Any, str, int]]:
                 yield path + name, thing, name, state
                 continue
             for part in value[:MAX_OBJECTS] if isinstance(value, (list, tuple)) else [value]:
-                if depth < MAX_DEPTH and _may_hold(part) and id(part) not in seen:
+                if depth < MAX_DEPTH and may_hold(part) and id(part) not in seen:
                     seen.add(id(part))
                     todo.append((f"{path}{name}.", part, depth + 1))
 
 
-def _may_hold(thing: Any) -> bool:
+def may_hold(thing: Any) -> bool:
     return hasattr(thing, "__dict__") and not isinstance(thing, type) and not hasattr(type(thing), "parameters") and not _plain(thing)
 
 

@@ -10,11 +10,12 @@ import random
 import sys
 from typing import Any
 
-from . import copiedrng, datasets, digests, workerseeds
+from . import copiedrng, datasets, digests, sharedfiles, workerseeds
 from .state import S
 
 COPIES_AT = workerseeds.PAGE_BYTES
-PAGE_BYTES = COPIES_AT + copiedrng.BYTES
+FILES_AT = COPIES_AT + copiedrng.BYTES
+PAGE_BYTES = FILES_AT + sharedfiles.BYTES
 NUM_FETCHES = 4
 WHOLE = 624  # words of a Mersenne Twister between two of its turns
 State = tuple[Any, int] | None  # what stays the same until the next turn, words given out since the last one
@@ -23,7 +24,8 @@ _fetches = [0]
 
 
 def fetching(original: Any) -> Any:
-    """The flags [torch, python, numpy, the data set's own] of generators drawn from for each sample, seeds (workerseeds.py), copies (copiedrng.py)."""
+    """The flags [torch, python, numpy, the data set's own] of generators drawn from for each sample, seeds (workerseeds.py), copies (copiedrng.py),
+    files (sharedfiles.py)."""
 
     def fetch(self: Any, index: Any) -> Any:
         shared = page[0]
@@ -33,7 +35,12 @@ def fetching(original: Any) -> Any:
         _fetches[0] += 1
         earlier, seeds = _states(self), workerseeds.now() if nth == 0 else []
         tell = copiedrng.watch(getattr(self, "dataset", None), shared, COPIES_AT) if nth < 2 else None
-        result = original(self, index)
+        opened = sharedfiles.watch_fetch(shared, FILES_AT) if nth < 2 else None
+        try:
+            result = original(self, index)
+        finally:
+            if opened is not None:
+                opened()
         if tell is not None:
             tell(nth)
         if seeds:

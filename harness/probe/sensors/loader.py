@@ -6,7 +6,7 @@ thread of the script's draws ahead), what `datasets.describe` says of sampler, d
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
 uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
 smallest, last], backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on),
-training (a trained or wrapped module was in train mode),
+training (a trained or wrapped module was in train mode), file (see sharedfiles.py),
 data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from it to the last one, in the call that found
 the end), worker_random ([torch, python, numpy, own] generators drawn from for each sample in a worker), worker_seeds (first 8 workers: what [torch,
 python, numpy] are seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own generators), switch (see layers.py),
@@ -37,6 +37,7 @@ from .. import (
     overwhole,
     readersums,
     resampling,
+    sharedfiles,
     sites,
     strides,
     workercopies,
@@ -137,6 +138,7 @@ class Pass:
             times=[round(t, 5) for t in self.times], worker_random=list(self.page[:4]) if self.page is not None else None,
             worker_seeds=workerseeds.told(self.page, self.num_workers) if self.page is not None else None,
             worker_own=self._copied(dataset),
+            file=sharedfiles.told(self.page, workerdraws.FILES_AT) if self.page is not None else None,
             own=[self.own, datasets.own_generators(dataset)] if self.own and dataset is not None else None,
             switch=self.body.told() if not self.backwards else None, let_go=let_go and self.backwards > 0,
         )  # fmt: skip
@@ -333,6 +335,8 @@ def _share_page(loader: Any) -> None:
     if loader.num_workers and loader not in _pages:
         _pages[loader] = mmap.mmap(-1, workerdraws.PAGE_BYTES)
     workerdraws.page[0] = _pages.get(loader)
+    if loader in _pages:
+        sharedfiles.note(loader, _pages[loader], workerdraws.FILES_AT)
 
 
 def _note_made(original: Any) -> Any:

@@ -5,7 +5,8 @@ Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by
 been drawn to its end before; "empty": a collection without an element; "": it was given parameters, or that is not known).
 Event "unscaled" (first 24 steps): site, collectives, reduced (calls and reducing backwards
 since the last step: whether the gradients can have been averaged). Event "unscaled_grads" (first 8 steps, where no reducer answered the backward and nothing
-in the source sees to it that ranks agree on inf, see infguards.py): site, grad (digest of the gradients as this rank looked through them). Event "scaler" (first 64 steps): scale, site, given (update() was told a scale). Event "scaler_made": scale, enabled,
+in the source sees to it that ranks agree on inf, see infguards.py): site, grad (digest of the gradients as this rank looked through them).
+Event "scaler" (first 64 steps): scale, site, given (update() was told a scale). Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
 (its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none), mode ("min" | "max",
 of such a one), made (the statement that made it), better (which way the name of what it is given says that it improves, see metricnames.py).
