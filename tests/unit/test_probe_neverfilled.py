@@ -101,6 +101,22 @@ def test_what_was_filled(told: list[dict[str, Any]], fill: Callable[[Any], None]
     assert told == []
 
 
+def test_complex_frequencies(told: list[dict[str, Any]]) -> None:
+    class Turned(nn.Module):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("turns", torch.ones(4, dtype=torch.complex64), persistent=False)
+
+        def forward(self, x: Any) -> Any:
+            return x * self.turns
+
+    model = nn.Sequential(Turned())
+    model[0].turns.fill_(2j)
+    neverfilled._after_to_empty(None, model)
+    model(torch.ones(2, 4))
+    assert [row[0] for event in told for row in event["names"]] == ["0.turns"]
+
+
 def test_a_forward_that_fails_is_looked_at_as_well(told: list[dict[str, Any]]) -> None:
     def fill(model: Any) -> None:
         all_but("gain")(model)

@@ -96,5 +96,5 @@ def _sure(run: Run, event: Event) -> list[Unfilled]:
 
 def _listed(event: Event) -> list[Unfilled]:
     rows = event["names"]
-    good = [r for r in rows if isinstance(r, list) and len(r) == 5] if isinstance(rows, list) else []
+    good = [r for r in rows if isinstance(r, list) and len(r) == 4] if isinstance(rows, list) else []
     return [Unfilled(str(r[0]), bool(r[1]), bool(r[2]), bool(r[3])) for r in good]

@@ -3,7 +3,7 @@
 Each tensor is remembered as it lay there: by weak reference, its version and a digest of a few of its elements. One that is another object, of another
 version or of other content at the end of the first forward has been filled, by that forward at the latest. Of the others it is noted which the forward
 reads for their values. Looked at are the first forwards after to_empty() until one has read some of them; not under torch.compile.
-Event "never_filled": site (of to_empty()), names [[name, a buffer, in the state dict, all zeros, numel]] (first 60), num, read (site of the first
+Event "never_filled": site (of to_empty()), names [[name, a buffer, in the state dict, all zeros]] (first 60), num, read (site of the first
 reading line), data_writes (the source writes through `.data`, which leaves no version behind).
 """
 
@@ -27,11 +27,11 @@ MAX_TENSORS, MAX_TOLD, MAX_FORWARDS = 20_000, 60, 8
 class Empty:
     """One tensor right after to_empty()."""
 
-    __slots__ = ("digest", "is_buffer", "is_kept", "module", "name", "read", "ref", "site", "slot", "version", "zeros")
+    __slots__ = ("digest", "is_buffer", "is_kept", "module", "read", "ref", "site", "slot", "version", "zeros")
 
-    def __init__(self, module: Any, name: str, slot: str, tensor: Any, is_buffer: bool, site: sites.Site) -> None:
+    def __init__(self, module: Any, slot: str, tensor: Any, is_buffer: bool, site: sites.Site) -> None:
         self.ref, self.module = weakref.ref(tensor), weakref.ref(module)
-        self.name, self.slot, self.is_buffer, self.site = name, slot, is_buffer, site
+        self.slot, self.is_buffer, self.site = slot, is_buffer, site
         self.is_kept = not is_buffer or slot not in getattr(module, "_non_persistent_buffers_set", ())
         self.version, self.digest, self.zeros = tensor._version, 0, False
         self.read: sites.Site | None = None
@@ -58,27 +58,33 @@ def _after_to_empty(result: Any, module: Any, *args: Any, recurse: bool = True, 
     site = sites.here(4)
     if S.compiling or S.steps or not site[0]:
         return
-    for prefix, one in [*module.named_modules()] if recurse else [("", module)]:
+    new: dict[tuple[int, str], Empty] = {}
+    for one in [*module.modules()] if recurse else [module]:
         _modules.add(id(one))
         for kind in ("_parameters", "_buffers"):
             for slot, tensor in vars(one)[kind].items():
-                if tensor is not None and not tensor.is_inference() and len(_empty) < MAX_TENSORS:
-                    name = names.clean(f"{prefix}.{slot}".lstrip("."))
-                    _empty[id(one), slot] = Empty(one, name, slot, tensor, kind == "_buffers", site)
-    _digest()
+                if tensor is not None and not tensor.is_inference() and len(_empty) + len(new) < MAX_TENSORS:
+                    new[id(one), slot] = Empty(one, slot, tensor, kind == "_buffers", site)
+    _digest(list(new.values()))
+    _empty.update({key: one for key, one in new.items() if one.digest})
     if _empty and not _hooks:
         _watch()
 
 
-def _digest() -> None:
-    """Of those that have none yet; one copy for all that lie on a device."""
-    new = [(one, tensor) for one in _empty.values() if not one.digest and (tensor := one.ref()) is not None]
-    parts = [digests.local(tensor) for _, tensor in new]
-    for (one, _), part, digest in zip(new, parts, digests.of_tensors(parts)[1], strict=True):
+def _digest(new: list[Empty]) -> None:
+    """One copy for all that lie on a device; 0 of those without elements, and of kinds that are not understood."""
+    parts = [_part(one.ref()) for one in new]
+    for one, part, digest in zip(new, parts, digests.of_tensors(parts)[1], strict=True):
         one.digest = digest
         one.zeros = bool(digest) and not digests.any_sampled(part)
-    for key in [k for k, one in _empty.items() if not one.digest]:
-        del _empty[key]
+
+
+def _part(tensor: Any) -> Any:
+    """This rank's part of it, as real numbers: rotary frequencies are complex in many models."""
+    import torch
+
+    part = digests.local(tensor) if tensor is not None else None
+    return torch.view_as_real(part) if part is not None and part.is_complex() and not part.is_conj() else part
 
 
 def _watch() -> None:
@@ -93,7 +99,7 @@ def _watch() -> None:
 
     def hook(module: Any, args: Any, output: Any) -> None:
         if _forward[0] == id(module):
-            ends()
+            ends(module)
 
     registry = torch.nn.modules.module
     _hooks.append(registry.register_module_forward_pre_hook(pre_hook))
@@ -116,7 +122,7 @@ def _begins(module: Any) -> None:
 def _drop_filled(placed: bool) -> None:
     entries = list(_empty.items())
     tensors = [one.still_empty() for _, one in entries]
-    each = digests.of_tensors([None if t is None else digests.local(t) for t in tensors])[1]
+    each = digests.of_tensors([_part(t) for t in tensors])[1]
     for (key, one), tensor, digest in zip(entries, tensors, each, strict=True):
         if tensor is None or digest != one.digest or ((placed or one.is_buffer) and not one.still_there()):
             del _empty[key]
@@ -184,19 +190,20 @@ def _note_read(key: tuple[int, str], frame: Any) -> None:
         one.read = sites.of_frame(user) if user is not None else sites.UNKNOWN
 
 
-def _ends() -> None:
+def _ends(module: Any) -> None:
     _forward[0] = None
     _restore("__getattr__")
     _drop_filled(placed=False)
     read = [one for one in _empty.values() if one.read is not None and (one.is_buffer or not one.zeros)]
     if read:
         stop()
-        _tell(read)
+        _tell(read, module)
         _empty.clear()
 
 
-def _tell(read: list[Empty]) -> None:
-    told = [[one.name, one.is_buffer, one.is_kept, one.zeros, int(getattr(one.ref(), "numel", int)())] for one in read[:MAX_TOLD]]
+def _tell(read: list[Empty], root: Any) -> None:
+    prefixes = {id(module): f"{prefix}." if prefix else "" for prefix, module in root.named_modules()}
+    told = [[names.clean(prefixes.get(id(one.module()), "") + one.slot), one.is_buffer, one.is_kept, one.zeros] for one in read[:MAX_TOLD]]
     at = next((one.read for one in read if one.read and one.read[0]), None)
     S.recorder.event(
         "never_filled", read[0].site, names=told, num=len(read), read=sites.as_json(at) if at else None,
