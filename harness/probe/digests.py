@@ -38,6 +38,11 @@ def _torch() -> _Torch:
     return _Torch()
 
 
+def tensor_kind() -> Any:
+    """torch.Tensor. What a model gives out is asked by its class: an attribute may be the user's code (`__getattr__ = dict.__getitem__`)."""
+    return _torch().kinds[0]
+
+
 def plain(tensor: Any) -> bool:
     """A strided tensor of a class whose memory we understand; DTensor, sparse, fake and meta tensors are not."""
     known = _torch()
@@ -262,7 +267,7 @@ class Rotation:
 
 def of_batch(item: Any, depth: int = 0) -> list[Any]:
     """The plain tensors of a batch, in order: tensors, sequences, mappings and objects with __dict__ (bounded)."""
-    if isinstance(item, _torch().kinds[0]):
+    if isinstance(item, tensor_kind()):
         return [item] if plain(item) else []
     if depth > 3:
         return []

@@ -181,6 +181,8 @@ def next_kept(step: int) -> int:
     return -(-step // stride) * stride
 
 
+EVERY_GRAPH = 32  # steps in which every graph is counted (sensors/graphs.py): num_graphs is exact
+
 # ---- per-parameter digests --------------------------------------------------------------------------------------------------
 # header, then num uint32 gradient digests (0: grad None), then num uint32 parameter digests after the step, in the order of the
 # names in the "params" event of that optimizer.

@@ -31,6 +31,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.mem import series
 from harness.model import Finding, Severity, Where
+from harness.probe import protocol
 from harness.record import Recording, Run, where_of
 
 MIN_STEPS = 12  # over which the number has to climb
@@ -113,14 +114,22 @@ def _again_and_again(recording: Recording) -> tuple[int, int, int, int] | None:
     if not any(e["mode"] == "train" and where_of(e["keeper"]) is not None for e in recording.of("graphs")):
         return None
     steps, alive = series.numbers(recording, "num_graphs")
+    exact = sum(step < protocol.EVERY_GRAPH for step in steps)
+    found = _short_climb(alive)
+    if found is None and (early := _short_climb(alive[:exact])) is not None and 2 * max(alive[exact:], default=0) >= alive[early[1]]:
+        found = early  # behind them few are counted: the number goes up in leaps then, but it still goes up
+    return (steps[found[0]], steps[found[1]], alive[found[0]], alive[found[1]]) if found is not None else None
+
+
+def _short_climb(alive: list[int]) -> tuple[int, int] | None:
+    """(where it begins, its end) of the highest one, where most of the steps belong to such."""
     starts = [0, *(i for i in range(1, len(alive)) if alive[i] < alive[i - 1]), len(alive)]
     short = [
         (a, b - 1) for a, b in itertools.pairwise(starts) if b - 1 - a >= MIN_SHORT and alive[b - 1] - alive[a] >= MIN_A_STEP * (b - 1 - a)
     ]
     if len(short) < MIN_TIMES or sum(b - a + 1 for a, b in short) < SHARE * len(alive):
         return None
-    a, b = max(short, key=lambda s: alive[s[1]])
-    return steps[a], steps[b], alive[a], alive[b]
+    return max(short, key=lambda s: alive[s[1]])
 
 
 def _climbs(steps: list[int], alive: list[int], start: int, end: int) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import digests, keepers, sites
+from .. import digests, keepers, protocol, sites
 from ..arm import at_close
 from ..patching import quiet
 from ..state import S
@@ -24,9 +24,9 @@ class _Token:
 
     def __init__(self, mode: str, weight: int) -> None:
         self.mode, self.weight = mode, weight
-        self.step = -1 if S.steps < ALL_STEPS or mode == "eval" else S.steps
+        self.step = S.steps if weight > 1 else -1
         if self.step < 0:
-            _alive[mode] += weight
+            _alive[mode] += 1
         else:
             _grow_old(self.step)
             _young[mode] += 1
@@ -35,11 +35,11 @@ class _Token:
     def __del__(self) -> None:
         try:
             if self.step < 0:
-                _alive[self.mode] -= self.weight
+                _alive[self.mode] -= 1
             elif self.step == _young_step[0]:
                 _young[self.mode] -= 1
             else:
-                _alive[self.mode] -= EVERY
+                _alive[self.mode] -= self.weight
             _sum_up()
         except (TypeError, AttributeError):  # the interpreter is coming down and has emptied this module
             return
@@ -48,11 +48,15 @@ class _Token:
 # graphs alive by what bears the token: the loss's root, the root of a model's output, the node nearest to the leaves (kept too where only
 # an intermediate output is kept, by a forward hook), and outputs in eval mode
 _alive: dict[str, int] = {"loss": 0, "output": 0, "depth": 0, "eval": 0}
-_young = dict.fromkeys(_alive, 0)  # tokens of the last step that was counted after ALL_STEPS: kept or not is seen at the next one
+_young = dict.fromkeys(_alive, 0)  # tokens that stand for several steps, of the last step that was counted: kept or not is seen at the next one
 _young_step = [-1]
+# what the step in work is taken to have, the same until the next one that is counted: a number that jumped up there and fell behind it would look like
+# a climb, and cut a real one into pieces
+_in_work = dict.fromkeys(_alive, 0)
 ALL_STEPS = 256  # from then on the graph of one training step in EVERY bears tokens; a token costs 10 us with what it takes to free it
 EVERY = 16
-LATER, LATER_EVERY = 32, 4  # from then on one token stands for four, but for the loss's own: the walk to the leaves costs 75 us in a model of 60 layers
+# from then on one step in four bears tokens, but for the loss's own: the walk to the leaves costs 75 us in a model of 60 layers
+LATER, LATER_EVERY = protocol.EVERY_GRAPH, 4
 _told: dict[str, int] = {"train": 4, "eval": 4}
 _KEY = "_harness_token"
 MAX_NODES = 5000
@@ -82,16 +86,27 @@ def _keeper(site: sites.Site) -> dict[str, Any] | None:
 
 
 def _sum_up() -> None:
-    S.graphs_alive = max(_alive.values()) + (_young_step[0] >= 0)  # the step in work has a graph too
+    had, works = _alive, _in_work  # written out: twice a token
+    S.graphs_alive = max(had["loss"] + works["loss"], had["output"] + works["output"], had["depth"] + works["depth"], had["eval"] + works["eval"])
 
 
 def _grow_old(step: int) -> None:
-    """What is alive of an earlier step stands for EVERY graphs that are kept."""
+    """What is alive of an earlier step stands for as many graphs that are kept as steps go without a token."""
     if step != _young_step[0]:
+        weight = EVERY if _young_step[0] >= ALL_STEPS else LATER_EVERY
         _young_step[0] = step
         for mode, num in _young.items():
-            _alive[mode] += EVERY * num
+            _alive[mode] += weight * num
             _young[mode] = 0
+        if step >= ALL_STEPS:
+            _in_work.update(dict.fromkeys(_in_work, 1))
+
+
+def note_row(step: int) -> None:
+    """A row is written: what the step still has then, one that bears tokens has for those behind it too."""
+    if step == _young_step[0] and step < ALL_STEPS:
+        _in_work.update(_young)
+        _sum_up()
 
 
 def due(step: int) -> bool:
@@ -105,13 +120,15 @@ def idle() -> bool:
 
 
 def _weight(step: int) -> int:
-    """How many graphs a token of an output, or near the leaves, stands for at this step; 0: none is put there."""
-    if step < LATER or step >= ALL_STEPS:
+    """How many graphs a token of an output, or near the leaves, stands for at this step once it has grown old; 0: none is put there."""
+    if step < LATER:
         return 1
+    if step >= ALL_STEPS:
+        return EVERY
     return LATER_EVERY if step % LATER_EVERY == step // LATER_EVERY % LATER_EVERY else 0
 
 
-def _bear(node: Any, kind: str, weight: int = 1) -> bool:
+def _bear(node: Any, kind: str, weight: int) -> bool:
     """Put a token into a node; False where it has one."""
     table = node.metadata
     if _KEY in table:
@@ -139,7 +156,7 @@ def _nearest_to_leaves(node: Any) -> Any:
 
 def _first(output: Any) -> Any:
     """The first tensor in what a model returned, or a loss."""
-    return output if hasattr(output, "grad_fn") else next(iter(digests.of_batch(output)[:1]), None)
+    return output if isinstance(output, digests.tensor_kind()) else next(iter(digests.of_batch(output)[:1]), None)
 
 
 def watch(output: Any, mode: str) -> None:
@@ -156,7 +173,8 @@ def watch(output: Any, mode: str) -> None:
     weight = _weight(S.steps)
     if kind == "output" and not weight:
         return
-    if not _bear(node, kind, weight if kind == "output" else 1):
+    # a loss's own costs little: every one has it until ALL_STEPS
+    if not _bear(node, kind, 1 if kind == "eval" or (kind == "loss" and S.steps < ALL_STEPS) else weight):
         return
     if kind == "eval":
         _evaluated()

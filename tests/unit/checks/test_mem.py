@@ -55,6 +55,15 @@ def test_a_list_that_is_emptied_every_epoch_still_keeps_graphs() -> None:
     assert len(findings(LossKeptWithGraph, graphs([1 + s % 20 for s in range(60)]))) == 1
 
 
+def test_outputs_that_are_let_go_after_short_epochs_are_seen_while_all_are_counted() -> None:
+    kept = event("graphs", s=7, alive=8, mode="train", keeper=site(31, "outputs.append(output)"), line=28)
+    short = [1 + s % 8 for s in range(32)]
+    sampled = [(1, 5, 5, 9, 9, 9, 1, 1)[s % 8] for s in range(80)]  # behind them one token stands for four
+    assert len(findings(LossKeptWithGraph, graphs([*short, *sampled], (kept,)))) == 1
+    assert findings(LossKeptWithGraph, graphs([*short, *sampled])) == []
+    assert findings(LossKeptWithGraph, graphs([*short, *([1] * 80)], (kept,))) == []  # no more of it
+
+
 def test_every_tenth_loss_is_seen_over_a_long_run() -> None:
     assert len(findings(LossKeptWithGraph, graphs([1 + s // 10 for s in range(400)]))) == 1
 
