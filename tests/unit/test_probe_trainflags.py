@@ -1,4 +1,4 @@
-"""Modes of modules are seen at the step where train() or eval() was called, and within EVERY steps where `.training` was assigned."""
+"""Modes of modules are seen at the step where they were set, and within EVERY steps where that called nothing, at the same steps on all ranks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 from harness.probe import names, trainflags
 from harness.probe.state import S
 
-LATE = trainflags.FIRST_STEPS + 1
+LATE = trainflags.FIRST_STEPS + trainflags.EVERY
 
 
 @pytest.fixture
 def witness(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(trainflags, "_tell", lambda witness: None)
+    monkeypatch.setattr(trainflags, "is_told", [True])
     monkeypatch.setattr(S, "steps", 0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(), torch.nn.BatchNorm1d(2)))
     return SimpleNamespace(modules=trainflags.Modules(), roots=[weakref.ref(model)], flags=0, model=model)
@@ -32,14 +33,41 @@ def test_at_the_first_steps_an_assignment_is_seen_at_once(witness: Any, step: in
     assert trainflags.look(witness) != before
 
 
-def test_later_an_assignment_is_seen_within_some_steps(witness: Any) -> None:
+def _hide(module: Any) -> None:
+    vars(module)["training"] = False  # calls nothing
+
+
+def test_later_what_calls_nothing_is_seen_within_some_steps(witness: Any) -> None:
     S.steps = LATE
     before = trainflags.look(witness)
-    witness.model[1][0].training = False
+    _hide(witness.model[1][0])
     seen = []
     for S.steps in range(LATE + 1, LATE + trainflags.EVERY + 1):
         seen.append(trainflags.look(witness) != before)
     assert seen == [False] * (trainflags.EVERY - 1) + [True]
+
+
+@pytest.mark.parametrize("alone_at", range(LATE + 1, LATE + 9))
+def test_a_rank_that_reads_in_between_reads_on_at_the_steps_of_all(witness: Any, alone_at: int) -> None:
+    for S.steps in range(LATE, alone_at + 1):
+        before = trainflags.look(witness)
+    trainflags.num_switches[0] += 1  # it alone has evaluated
+    assert trainflags.look(witness) == before
+    _hide(witness.model[1][0])
+    last = alone_at // trainflags.EVERY * trainflags.EVERY + trainflags.EVERY
+    for S.steps in range(alone_at + 1, last):
+        assert trainflags.look(witness) == before
+    S.steps = last
+    assert trainflags.look(witness) != before
+
+
+def test_where_assignments_are_not_seen_modes_are_read_at_every_step(witness: Any) -> None:
+    trainflags.is_told[0] = False
+    S.steps = LATE
+    before = trainflags.look(witness)
+    _hide(witness.model[1][0])
+    S.steps += 1
+    assert trainflags.look(witness) != before
 
 
 def test_later_a_switch_is_seen_at_once(witness: Any) -> None:

@@ -57,7 +57,7 @@ class Wrapped:
         self.graded = False  # one of them made a graph
         self.armed = False  # and found require_backward_grad_sync set: DDP reads it there, not in the backward
         self.eval_looks = 0
-        self.train_looks = 0
+        self.num_entered = self.num_edits = 0  # forwards, and edits before the last look for changes
         self.buffer_value = 0
         norm = _norm_modules(model.module)
         self.own_buffers: list[str] = [
@@ -219,7 +219,7 @@ def _is_as_wrapped(wrapped: Wrapped, module: Any) -> bool:
 
 
 def _look_for_changes(wrapped: Wrapped, model: Any, site: sites.Site) -> None:
-    """Parameters that came, went or changed since the wrap. Up to 4 us a parameter: at every forward at first, then at every 8th and 16th."""
+    """Parameters that came, went or changed since the wrap; up to 4 us a parameter, see _is_due."""
     contained(_look_for_data)(wrapped, site)
     if _is_as_wrapped(wrapped, model.module):
         return
@@ -303,9 +303,16 @@ def _entered(wrapped: Wrapped, model: Any, args: Any, kwargs: Any) -> None:
             if model.training:
                 inputs.note(wrapped.index, digest)
             S.batch_rows = int(tensors[0].shape[0]) if tensors[0].dim() else 1
-    wrapped.train_looks = num = wrapped.train_looks + 1
-    if num <= 8 or num % (8 if num <= 64 else 16) == 0:
+    if _is_due(wrapped):
         _look_for_changes(wrapped, model, sites.here(4))
+
+
+def _is_due(wrapped: Wrapped) -> bool:
+    """Every forward at first, then every 8th and 16th; a short run may end before, so at the first 64 also one before which something was put in, a
+    parameter's requires_grad_() was called, or a step had gradients of other parameters than the one before it."""
+    wrapped.num_entered = num = wrapped.num_entered + 1
+    before, wrapped.num_edits = wrapped.num_edits, edits.num_edits[0]
+    return num <= 8 or num % (8 if num <= 64 else 16) == 0 or (num <= 64 and before != wrapped.num_edits)
 
 
 def _left(wrapped: Wrapped, model: Any, output: Any) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import sites
+from .. import sites, trainflags
 from ..patching import before, quiet, wrap
 from ..state import S
 from . import withheld
 
 of_attributes: dict[tuple[int, str], sites.Site] = {}  # (id of owner module, attribute) -> statement that set a module or parameter
 of_flags: list[sites.Site] = []  # statements that called requires_grad_ on anything, the last ones
+num_edits = [0]  # of both so far, and of what else tells that a model is not as it was: ddp.py looks at the next forward
 _watching = [False]
 
 
@@ -21,7 +22,7 @@ def watch() -> None:
     """From the first wrap on."""
     if _watching[0] or S.compiling:
         return
-    _watching[0] = True
+    _watching[0] = trainflags.is_told[0] = True
     import torch
 
     kinds = (torch.nn.Module, torch.nn.Parameter)
@@ -30,6 +31,8 @@ def watch() -> None:
     def note(self: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(value, kinds):
             of_attributes[(id(self), name)] = sites.here(4)
+            num_edits[0] += 1
+            trainflags.num_placed[0] += 1
         elif name == "require_backward_grad_sync":
             withheld.note_flag(next((w for w in S.ddps if w.ref() is self), None))
 
@@ -39,6 +42,8 @@ def watch() -> None:
         def __setattr__(self: Any, name: str, value: Any) -> None:
             if type(value) not in dull or name == "require_backward_grad_sync":  # each forward of DDP sets some flag
                 look(self, name, value)
+            elif name == "training":
+                trainflags.num_switches[0] += 1
             original(self, name, value)
 
         return __setattr__
@@ -51,6 +56,7 @@ def watch() -> None:
 def _note_flag(self: Any, *args: Any, **kwargs: Any) -> None:
     if S.ddps:
         of_flags.append(sites.here(4))
+        num_edits[0] += type(self).__name__ != "Tensor"  # an input of a gradient penalty
         del of_flags[:-64]
 
 

@@ -21,14 +21,12 @@ from ..arm import at_close
 from ..looks import Looks
 from ..patching import quiet
 from ..state import MASK, S, mix, seq
-from . import collectives, dark, ddp, lonesteps, memory, queue, rng
+from . import collectives, dark, ddp, edits, graphs, lonesteps, memory, queue, rng
 
 _known: dict[int, Witness] = {}  # by id of the optimizer, which takes its entry with it
 _counter = [0]
 made_at: weakref.WeakKeyDictionary[Any, sites.Site] = weakref.WeakKeyDictionary()  # statement that constructed an optimizer
 FULL_AT_END_BYTES = 256_000_000  # the final integer hash of everything; 0.6 s a GB and only once
-
-
 FIRST_READS = 64
 
 
@@ -45,6 +43,7 @@ class Witness:
         self.flags = 0  # digest of the modules' modes that was told last
         self.hyper: tuple[list[Any], int] = ([], 0)  # hyperparameters, and their digest
         self.began = False  # its first step was recorded
+        self.none = 0  # digest of which gradients were not there at the last step
 
     def learn(self, optimizer: Any) -> None:
         known = names.Known(optimizer.param_groups)
@@ -83,10 +82,7 @@ class Witness:
             shared=sum(p.is_shared() for p in self.params if p.device.type == "cpu"),
             requires_grad=[p.requires_grad for p in self.params],
             roots=[type(r()).__name__ for r in self.roots],
-            groups=[
-                {k: g.get(k) for k in ("lr", "weight_decay", "momentum") if isinstance(g.get(k), (int, float))}
-                for g in optimizer.param_groups
-            ],
+            groups=[{k: g.get(k) for k in ("lr", "weight_decay", "momentum") if isinstance(g.get(k), (int, float))} for g in optimizer.param_groups],
             slices=len(self.rotation.slices),
             param_bytes=self.rotation.num_bytes,
         )
@@ -96,15 +92,20 @@ class Witness:
 
     def read(self, optimizer: Any) -> list[Any]:
         """The optimizer's parameters, by name. Whether they are those that were learnt is asked at the first steps and then at every 8th (35 us where
-        there are 60): others in their place are named late, and read at once."""
+        there are 60), of the outermost two at each: others in their place are named late, and read at once."""
         groups = optimizer.param_groups
         held = groups[0]["params"] if len(groups) == 1 else [p for group in groups for p in group["params"]]
         self.num_reads += 1
-        asked = self.num_reads < FIRST_READS or self.num_reads % 8 == 0
-        if len(held) != len(self.places) or (asked and self.ids != list(map(id, held))):
+        if len(held) != len(self.ids) or (self._is_asked(held) and self.ids != list(map(id, held))):
             self.learn(optimizer)
             self.num_reads = 1
         return [held[at] for at in self.places]
+
+    def _is_asked(self, held: list[Any]) -> bool:
+        """From the 256th step on few steps come here (protocol.witnessed)."""
+        if self.num_reads < FIRST_READS or self.num_reads % 8 == 0 or S.steps >= 256:
+            return True
+        return bool(held) and (self.ids[0] != id(held[0]) or self.ids[-1] != id(held[-1]))
 
 
 def witness_of(optimizer: Any) -> Witness:
@@ -197,6 +198,9 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     grad, grads = digests.of_tensors(tensors, lasting=False) if tensors and not blind else (0, [0] * len(params))
     absent = [t is None for t in tensors]
     none = digests.wide(bytes(absent)) if tensors and not blind else 0
+    if none and none != witness.none:
+        witness.none = none
+        edits.num_edits[0] += 1  # something was frozen or unfrozen
     if not blind and (not witness.param_each or (S.since.num_coll and witness.wraps and (max(witness.wraps) < 0 or S.since.last_no_sync))):
         # before the first step, and where the script may have averaged parameters by hand since the last one
         witness.param_each = digests.of_tensors(params)[1]
@@ -302,6 +306,7 @@ def write_row(
         _machine[:] = [began, queue.waited_s(), *memory.now(step)]
     _, waited, rss, alloc, reserved = _machine
     if protocol.kept(step):
+        graphs.note_row(step)
         loss = lastloss.value()
         if loss is not None and not math.isfinite(loss):
             flags |= protocol.FLAG_LOSS_NOT_FINITE
@@ -339,7 +344,8 @@ _HYPER = ("lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening"
 
 def _hyper(optimizer: Any, witness: Witness) -> int:
     """A digest of the hyperparameters; worked out where they are others than at the last step: 25 us."""
-    values = [_plain(group[key]) for group in optimizer.param_groups for key in _HYPER if key in group]
+    found = [_plain(group[key]) for group in optimizer.param_groups for key in _HYPER if key in group]
+    values = [tuple(value) if type(value) is list else value for value in found]  # `betas` of a configuration, which may be written to in place
     if values != witness.hyper[0]:
         digest = 1
         for value in values:
