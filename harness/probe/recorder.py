@@ -10,8 +10,10 @@ import json
 import mmap
 import os
 import struct
+import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from . import protocol, sites
@@ -30,6 +32,7 @@ def _encoded(site: sites.Site) -> bytes:
 
 
 MAX_DETAILS = 64  # that wait for the beat
+FLUSH_S = 1.0  # on a file system that hangs nobody waits longer for the other's write
 MAX_EVENTS_A_KIND = 3000  # then only counted; keeps a recording under 10 MB
 
 
@@ -57,6 +60,7 @@ class Recorder:
         self._rows_fd = -1
         self._counts: dict[str, int] = {}
         self._details: deque[tuple[int, int, list[int], list[int]]] = deque()
+        self._flushing = threading.RLock()  # entered again where a signal handler of the script's ends the process in the middle of a write
         self._page: mmap.mmap | None = None
         self._page_ns = 0
         self._late = False  # the page lags behind
@@ -155,21 +159,24 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write the digests that wait; from the beat, from a step where they are many, and at the end."""
-        blob = b""
-        while self._details:
-            try:
-                step, opt, grads, params = self._details.popleft()
-            except IndexError:  # another thread took it
-                break
-            num = min(len(grads), 65_535)
-            blob += protocol.DETAIL.pack(step, opt, num) + struct.pack(f"<{2 * num}I", *grads[:num], *params[:num])
-        if not blob or self.closed:
+        """Write the digests that wait; from the beat, from a step where they are many, and at the end, which waits for a write of the beat's."""
+        if not self._flushing.acquire(timeout=FLUSH_S):
             return
         try:
-            os.write(self._fd(".params", protocol.PARAMS_MAGIC), blob)
+            blob = b"".join(self._waiting())
+            # what is behind a torn record would be misread
+            if blob and not self.closed and os.write(self._fd(".params", protocol.PARAMS_MAGIC), blob) < len(blob):
+                self._fds[".params"] = -1
         except OSError:
             self.errors += 1
+        finally:
+            self._flushing.release()
+
+    def _waiting(self) -> Iterator[bytes]:
+        while self._details:
+            step, opt, grads, params = self._details.popleft()
+            num = min(len(grads), 65_535)
+            yield protocol.DETAIL.pack(step, opt, num) + struct.pack(f"<{2 * num}I", *grads[:num], *params[:num])
 
     # ---- status page ----
     # The page is for readers who look once a second: what changes within PAGE_EVERY_NS is left to the beat (sensors/beat.py), which publishes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -18,6 +19,7 @@ from harness.probe import protocol, sites
 from harness.probe.recorder import MAX_DETAILS, PAGE_EVERY_NS, Recorder
 from harness.probe.sensors import graphs
 from harness.probe.state import S
+from harness.record import Recording
 
 SITE = ("/x/train.py", 7, "main")
 
@@ -111,6 +113,8 @@ class Graph:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setattr(graphs, "_first", lambda output: output)
     monkeypatch.setattr(graphs, "_young_step", [-1])
+    for table in ("_alive", "_young", "_in_work"):
+        monkeypatch.setattr(graphs, table, dict.fromkeys(graphs._alive, 0))
     monkeypatch.setattr(graphs, "_told", {"train": 10**9, "eval": 10**9})
     yield []
     S.reset()
@@ -157,3 +161,65 @@ def test_digests_of_parameters_are_written_by_the_beat_or_where_they_are_many(re
     recorder.forget()  # a fork's copy: its parent writes them
     recorder.flush()
     assert path.stat().st_size == len(protocol.PARAMS_MAGIC) + (1 + MAX_DETAILS) * one
+
+
+def _read_back(recorder: Recorder) -> list[tuple[int, int]]:
+    blob = (Path(recorder.run_dir) / protocol.REC_DIR / f"{recorder.stem}.params").read_bytes()
+    assert blob.startswith(protocol.PARAMS_MAGIC) and blob.count(protocol.PARAMS_MAGIC) == 1
+    return list(Recording(recorder.stem, params=blob[len(protocol.PARAMS_MAGIC) :]).details)
+
+
+def test_the_beat_and_the_end_write_one_after_the_other(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find the file not open yet, and the end closes the recording: nothing is written twice or lost."""
+    opened, as_it_was = threading.Event(), os.open
+
+    def slow(path: str, *args: Any) -> int:
+        if path.endswith(".params"):
+            opened.set()
+            time.sleep(0.1)
+        return as_it_was(path, *args)
+
+    recorder.detail(0, 0, [1], [2])
+    monkeypatch.setattr(os, "open", slow)
+    beat = threading.Thread(target=recorder.flush)
+    beat.start()
+    opened.wait()
+    recorder.detail(1, 0, [3], [4])
+    recorder.flush()
+    recorder.closed = True
+    beat.join()
+    assert _read_back(recorder) == [(0, 0), (1, 0)]
+
+
+def test_a_write_of_the_beats_that_hangs_does_not_hold_up_the_end(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.probe.recorder.FLUSH_S", 0.05)
+    go_on, hangs = threading.Event(), threading.Event()
+
+    def write(fd: int, blob: bytes) -> int:
+        hangs.set()
+        go_on.wait()
+        return len(blob)
+
+    monkeypatch.setattr("harness.probe.recorder.os.write", write)
+    recorder.detail(0, 0, [1], [2])
+    beat = threading.Thread(target=recorder.flush)
+    beat.start()
+    hangs.wait()
+    began = time.monotonic()
+    recorder.flush()
+    assert time.monotonic() - began < 5
+    go_on.set()
+    beat.join()
+
+
+def test_nothing_is_written_behind_a_torn_record(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder.detail(0, 0, [1, 2], [3, 4])
+    recorder.flush()
+    write = os.write
+    monkeypatch.setattr("harness.probe.recorder.os.write", lambda fd, blob: write(fd, blob[:10]))  # the disk is full
+    recorder.detail(1, 0, [1, 2], [3, 4])
+    recorder.flush()
+    monkeypatch.setattr("harness.probe.recorder.os.write", write)  # and has room again
+    recorder.detail(2, 0, [1, 2], [3, 4])
+    recorder.flush()
+    assert _read_back(recorder) == [(0, 0)] and recorder.errors == 1
