@@ -95,7 +95,7 @@ def look(loss: Any) -> None:
         if key not in held and key not in _moved and type(param).__name__ == "Parameter" and digests.plain(param):
             _note(key, param)
     counts = {k: n for k, n in _counts(reached) if k >= 0}
-    unheld[:] = [weakref.ref(p) for k, p in reached.items() if k not in held and type(p).__name__ == "Parameter"] if 0 in counts.values() else []
+    unheld[:] = [weakref.ref(p) for k, p in reached.items() if k not in held and _may_be_copied(p)] if 0 in counts.values() else []
     if _lost:
         _place(held)
     if _lost or _told[0]:
@@ -105,6 +105,11 @@ def look(loss: Any) -> None:
         if _second[0]:
             _next[0] = S.backwards + 1
     _spent[0] += time.perf_counter() - began
+
+
+def _may_be_copied(param: Any) -> bool:
+    """FSDP1's flat parameter holds those that the optimizer has as views of it, and clears its gradient only on the way into the backward."""
+    return type(param).__name__ == "Parameter" and not getattr(param, "_is_flat_param", False)
 
 
 def _digest(param: Any) -> int:
