@@ -17,7 +17,8 @@ Right
     model.load_state_dict(own)
 
 Known limits
-    Only the first four loads of a statement are looked at, and models that have at least three tensors of the file, half of their own. An
+    Only the first four loads of a statement are looked at, and models, with what is frozen in them, that have at least three tensors of the file, half
+    of their own. An
     error where the script reads the model's state into a dict after the load, or restores the optimizer from the same file; else advice: it
     may want other things of the file (a mask, an anchor). Silent where weights are put in by other means, where several such files are read
     (an average), and, unless the optimizer is restored, where the model is made after the load.
@@ -37,6 +38,7 @@ from harness.probe.protocol import clean_name
 from harness.record import Event, Recording, Run
 
 MIN_TENSORS = 3
+Model = dict[str, tuple[object, object]]  # parameter -> (shape, digest before a first step)
 FILLED = re.compile(r"^\w+\s*=\s*[\w.\[\]]+\.state_dict\(\)\s*(#.*)?$")
 
 
@@ -102,14 +104,17 @@ def _lost(run: Run, load: files.Load) -> Lost | None:
     for name, shape, digest in zip(names, end["shapes"] or (), end["digests"], strict=False):
         inside.setdefault(name, []).append((shape, digest))
     here = end["here"] if isinstance(end["here"], dict) else {}
-    for first, model in _first_steps(recording, end):
+    for first, held, frozen in _first_steps(recording, end):
+        model = held | frozen
         between = [e for e in recording.of("load_state") if end.t_ns < e.t_ns < first.t_ns]
         shared = [n for n, (shape, _) in model.items() if any(s == shape for s, _ in inside.get(n, ()))]
         if between or len(shared) < max(MIN_TENSORS, 0.5 * len(model)) or any(d == model[n][1] for n in shared for _, d in inside[n]):
             continue
         untouched = all(model[n][1] in (here.get(n) or ()) for n in shared)
         read = next((e for e in recording.of("state_dict") if end.t_ns < e.t_ns < first.t_ns and _to_be_filled(e)), None)
-        resumed = any(e["source"] == load.path and end.t_ns < e.t_ns < first.t_ns for e in recording.of("load_optimizer"))
+        trained = [n for n in shared if n in held]
+        again = [e for e in recording.of("load_optimizer") if e["source"] == load.path and end.t_ns < e.t_ns < first.t_ns]
+        resumed = bool(again) and len(trained) >= max(MIN_TENSORS, 0.5 * len(held))
         return Lost(load, len(shared), len(model), untouched, read, resumed)
     return None
 
@@ -126,11 +131,16 @@ def _to_be_filled(read: Event) -> bool:
     return read.where is not None and FILLED.search(read.where.text) is not None
 
 
-def _first_steps(recording: Recording, end: Event) -> Iterator[tuple[Event, dict[str, tuple[object, object]]]]:
-    """The first step of each optimizer that began after the load: parameter -> (shape, digest before that step)."""
+def _first_steps(recording: Recording, end: Event) -> Iterator[tuple[Event, Model, Model]]:
+    """The first step of each optimizer that began after the load: what it holds, and what is frozen beside that."""
     for first in recording.of("initial"):
         params = recording.params_at(first["opt"], first.step) if isinstance(first["opt"], int) else None
         if params is None or first.t_ns <= end.t_ns:
             continue
-        names = [clean_name(str(n)) for n in params["names"] or ()]
-        yield first, dict(zip(names, zip(params["shapes"] or (), first["each"] or (), strict=False), strict=False))
+        frozen = [e for e in recording.of("frozen_initial") if (e["opt"], e.step) == (first["opt"], first.step)]
+        yield first, _table(params, first["each"]), {n: v for e in frozen for n, v in _table(e, e["each"]).items()}
+
+
+def _table(told: Event, each: object) -> Model:
+    names = [clean_name(str(n)) for n in told["names"] or ()]
+    return dict(zip(names, zip(told["shapes"] or (), each if isinstance(each, list) else (), strict=False), strict=False))

@@ -373,6 +373,23 @@ def test_a_file_that_is_read_and_put_nowhere() -> None:
     assert [f.severity for f in findings(LoadedIntoNothing, kept)] == [Severity.ADVICE]
 
 
+def test_a_frozen_part_that_the_file_was_read_for() -> None:
+    """The optimizer holds a new head alone."""
+    def probe(each: list[int], read: Event) -> Run:
+        shapes = [[4, 4]] * 4
+        given = load(tensors=[f"module.{n}" for n in NAMES], shapes=shapes, digests=[11, 12, 13, 14], here={n: [d] for n, d in zip(NAMES, (1, 2, 3, 4), strict=True)})
+        read = event(read.kind, **{k: v for k, v in read.data.items() if k not in ("k", "t", "y")})
+        frozen = event("frozen_initial", opt=0, s=3, names=NAMES, shapes=shapes, each=each)
+        begun = [event("params", opt=0, names=["new.weight"], shapes=[[4, 4]], s=3), frozen, event("initial", opt=0, each=[9], s=3)]
+        return two([*given, read, *begun], [*given, read, *begun])
+
+    (found,) = findings(LoadedIntoNothing, probe([1, 2, 3, 4], read_out()))
+    assert found.severity is Severity.ERROR and "4 of 5" in found.message
+    assert findings(LoadedIntoNothing, probe([11, 12, 13, 14], read_out())) == []  # copied in by hand
+    assert findings(LoadedIntoNothing, probe([5, 6, 7, 8], read_out())) == []  # and cast
+    assert findings(LoadedIntoNothing, probe([5, 6, 7, 8], event("load_optimizer", line=70, source=PATH))) == []
+
+
 def test_weights_that_came_to_stand_somewhere() -> None:
     assert findings(LoadedIntoNothing, read_only(read_out(), state([], [], 4))) == []  # loaded, into this model or a teacher
     assert findings(LoadedIntoNothing, read_only(read_out(), model=(11, 2, 3, 4))) == []  # some were copied by hand
