@@ -10,7 +10,9 @@ from __future__ import annotations
 import dis
 import fcntl
 import io
+import linecache
 import os
+import re
 import stat
 import sys
 import weakref
@@ -49,7 +51,11 @@ class Held(NamedTuple):
     @property
     def made(self) -> sites.Site | None:
         """The line that opens it, as far as a class of the user's holds it."""
-        return next((s for kind, name in reversed(self.chain) if (s := origins.attribute_line(kind, name)) is not None), None)
+        for look in (_filled_at, origins.attribute_line):
+            found = next((s for kind, name in reversed(self.chain) if (s := look(kind, name)) is not None), None)
+            if found is not None:
+                return found
+        return None
 
     @property
     def still_open(self) -> bool:
@@ -62,6 +68,16 @@ class Held(NamedTuple):
     @property
     def position(self) -> int:
         return os.lseek(self.fd, 0, os.SEEK_CUR)
+
+
+def _filled_at(kind: type, attribute: str) -> sites.Site | None:
+    """The first line of the user's class that calls something for `self.<attribute>`; a constructor may only set it to None."""
+    codes = [f.__code__ for base in kind.__mro__ for f in vars(base).values() if isinstance(f, FunctionType) and sites.is_user_code(f.__code__)]
+    for code in codes:
+        for line in sorted({at for _, _, at in code.co_lines() if at}):
+            if re.search(rf"\bself\.{re.escape(attribute)}\b(\s*:[^=]+)?\s*(,[^=]*)?=[^=].*\(", linecache.getline(code.co_filename, line)):
+                return (code.co_filename, line, code.co_name)
+    return None
 
 
 def of(thing: Any) -> list[Held]:

@@ -86,6 +86,26 @@ def test_one_position_for_two_workers(monkeypatch: pytest.MonkeyPatch, path: Pat
     assert inside is not None and inside["name"] == "parts.file"
 
 
+class Lazy(Rows):
+    """The parent has read a sample before it forks."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, None  # type: ignore[assignment]
+
+    def row(self) -> bytes:
+        if self.file is None:
+            self.file = open(self.path, "rb")  # noqa: SIM115
+        return self.file.read(SIZE)
+
+
+def test_where_it_is_opened(path: Path) -> None:
+    lazy = Lazy(path)
+    assert sharedfiles.of(lazy) == []
+    lazy.row()
+    (held,) = sharedfiles.of(lazy)
+    assert held.made is not None and held.made[2] == "row"
+
+
 def test_bare_descriptors(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     found = told(monkeypatch, Numbered(path), lambda rows, worker, nth: rows.row(7 * worker + 20 * nth))
     assert found is not None and found["name"] == "fd"

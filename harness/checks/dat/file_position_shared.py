@@ -19,7 +19,7 @@ Wrong
 
 Right
     def __getitem__(self, i):
-        if self.pack is None:                               # opened by each worker for itself, at its first sample
+        if self.pack is None:                               # opened by each worker for itself, at its first sample: let the parent read none
             self.pack = open(self.path, "rb")
 
     os.pread(self.pack.fileno(), size, offset)              # or: a read that takes its position along; mmap
@@ -67,14 +67,16 @@ class FilePositionShared(Check):
             where=where_of(file.get("site")) or made or event.where,
             ranks=replicas.rank_list([r for r, _, _ in told]),
             notes=["it was opened before the workers were forked: samples hold bytes of other samples, under their own labels"],
-            help="open it in the worker, at its first sample (`if self.file is None: self.file = open(self.path, 'rb')`), or read with os.pread or mmap",
+            help="open it in the worker, at its first sample (`if self.file is None: self.file = open(self.path, 'rb')`; if the "
+            "parent reads one before, in worker_init_fn), or read with os.pread or mmap",
         )
 
     def _of_processes(self, told: list[tuple[Recording, Event]]) -> Finding:
         event = told[0][1]
+        sharing = [p for p, e in told if e["key"] == event["key"]]
         name = f", `{event['name']}`" if event["name"] else ""
         return self.finding(
-            f"{len(told)} forked processes read in one open file{name}: it has one position for all of them, which the seek of one moves under the "
+            f"{len(sharing)} forked processes read in one open file{name}: it has one position for all of them, which the seek of one moves under the "
             "read of another",
             where=where_of(event["made"]) or event.where,
             ranks=replicas.rank_list([max(p.rank, 0) for p, _ in told]),
