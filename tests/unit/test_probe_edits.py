@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,11 +27,14 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
 
 @pytest.fixture
-def wrapped() -> ddp.Wrapped:
-    net = torch.nn.Linear(2, 2)
+def wrapped(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[ddp.Wrapped]:
+    monkeypatch.setattr(S, "recorder", Recorder(str(tmp_path), "main"))
+    monkeypatch.setattr(S, "steps", 0)
     outer = torch.nn.Module()
-    outer.module = net
-    return ddp.Wrapped(outer, 0)
+    outer.module = torch.nn.Linear(2, 2)
+    outer.require_backward_grad_sync = True  # type: ignore[assignment]
+    yield ddp.Wrapped(outer, 0)
+    S.recorder.forget()
 
 
 @pytest.mark.usefixtures("watched")
@@ -68,9 +72,26 @@ def test_what_requires_grad_is_set_by_a_call_for_a_parameter_not_for_an_input(mo
     monkeypatch.setattr(edits, "of_flags", [])
     before = edits.num_edits[0]
     edits._note_flag(torch.ones(2))
-    assert edits.num_edits[0] == before
+    assert edits.num_edits[0] == before and not edits.of_flags
     edits._note_flag(torch.nn.Parameter(torch.ones(2)))
-    assert edits.num_edits[0] == before + 1
+    assert edits.num_edits[0] == before + 1 and len(edits.of_flags) == 1
+
+
+def test_a_forward_that_raises_is_looked_at(wrapped: ddp.Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen since the last look, and no gradient went away: zero_grad(set_to_none=False)."""
+
+    def fail(model: Any, *args: Any) -> None:
+        raise RuntimeError("Expected to have finished reduction in the prior iteration")
+
+    looked: list[Any] = []
+    monkeypatch.setattr(ddp, "_look_for_changes", lambda wrapped, model, site: looked.append(model))
+    wrapped.num_entered, wrapped.num_edits = 9, edits.num_edits[0]
+    model = wrapped.ref()
+    monkeypatch.setattr(S, "ddps", [wrapped])
+    forward = ddp._forward(fail)
+    with pytest.raises(RuntimeError, match="prior iteration"):
+        forward(model, torch.ones(1, 2))
+    assert looked == [model]
 
 
 @pytest.fixture

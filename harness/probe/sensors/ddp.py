@@ -172,6 +172,7 @@ def _pointers(wrapped: Wrapped) -> list[int]:
 def _note_move(wrapped: Wrapped, old: list[int] | None, site: sites.Site) -> None:
     if old is not None and _pointers(wrapped) != old:
         wrapped.moved_at = site
+        edits.num_edits[0] += 1
         S.recorder.event("wrap_moved", site, index=wrapped.index)
 
 
@@ -315,6 +316,11 @@ def _is_due(wrapped: Wrapped) -> bool:
     return num <= 8 or num % (8 if num <= 64 else 16) == 0 or (num <= 64 and before != wrapped.num_edits)
 
 
+def _raised(wrapped: Wrapped, model: Any) -> None:
+    """A forward after which there may be none: its reducer waits for the gradient of a parameter that was frozen since the last look."""
+    _look_for_changes(wrapped, model, sites.here(4))
+
+
 def _left(wrapped: Wrapped, model: Any, output: Any) -> None:
     training = model.training
     graphs.watch(output, "train" if training else "eval")
@@ -332,7 +338,7 @@ def _left(wrapped: Wrapped, model: Any, output: Any) -> None:
 def _forward(original: Any) -> Any:
     import torch
 
-    entered, left = quiet(_entered), quiet(_left)
+    entered, left, raised = quiet(_entered), quiet(_left), quiet(_raised)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         recorder, wrapped = S.recorder, _wrapped_of(self)
@@ -347,7 +353,11 @@ def _forward(original: Any) -> Any:
         if not S.light:
             entered(wrapped, self, args, kwargs)
         recorder.enter("ddp_forward", None)  # where it is the beat finds out, should it last
-        output = original(self, *args, **kwargs)
+        try:
+            output = original(self, *args, **kwargs)
+        except Exception:
+            raised(wrapped, self)
+            raise
         recorder.leave()
         if not self.training or not graphs.idle() or not (S.dark or (S.light and S.steps % 16)):
             left(wrapped, self, output)

@@ -13,7 +13,7 @@ from ..state import S
 from . import withheld
 
 of_attributes: dict[tuple[int, str], sites.Site] = {}  # (id of owner module, attribute) -> statement that set a module or parameter
-of_flags: list[sites.Site] = []  # statements that called requires_grad_ on anything, the last ones
+of_flags: list[sites.Site] = []  # statements that called requires_grad_ on a module or a parameter, the last ones
 num_edits = [0]  # of both so far, and of what else tells that a model is not as it was: ddp.py looks at the next forward
 _watching = [False]
 
@@ -54,9 +54,10 @@ def watch() -> None:
 
 
 def _note_flag(self: Any, *args: Any, **kwargs: Any) -> None:
-    if S.ddps:
+    """Not of an input of a gradient penalty, nor of the gradients that `zero_grad(set_to_none=False)` cuts off."""
+    if S.ddps and type(self).__name__ != "Tensor":
         of_flags.append(sites.here(4))
-        num_edits[0] += type(self).__name__ != "Tensor"  # an input of a gradient penalty
+        num_edits[0] += 1
         del of_flags[:-64]
 
 
