@@ -16,10 +16,9 @@ Event "autograd_grad": site; torch.autograd.grad was asked for gradients of para
 from __future__ import annotations
 
 import time
-import weakref
 from typing import Any
 
-from .. import digests, marks, names, roots, samplevalues, sites, sources
+from .. import digests, marks, names, roots, samplevalues, sites, sources, zeroing
 from ..looks import Looks
 from ..patching import after, contained, quiet, wrap
 from ..state import S, seq
@@ -62,44 +61,6 @@ def _describe(loss: Any, site: sites.Site) -> None:
         )
 
 
-LOOKED_AT = 8  # gradients, spread over the optimizer: a part that is never zeroed counts
-
-
-def _check_zeroed() -> None:
-    """Whether each optimizer's gradients are zero or None now; remembered until its step."""
-    for optimizer in marks.optimizers():
-        m = marks.of(optimizer)
-        if m.cleared:
-            m.zeroed, m.held = True, []
-        elif not m.zeroed:
-            versions = m.versions
-            nonzero = False
-            m.held = []
-            for p in thrown.spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
-                # on a device its value would wait for it: what nobody has written to since the last step or backward is as it was
-                if (
-                    versions.get(id(p), p.grad._version) == p.grad._version
-                    if p.grad.device.type != "cpu"
-                    else digests.plain(grad := digests.local(p.grad)) and digests.any_sampled(grad)
-                ):
-                    nonzero = True
-                    m.held.append((weakref.ref(p), id(p.grad), p.grad._version))
-            m.zeroed = not nonzero
-
-
-def _note_versions(optimizer: Any, m: marks.Mark) -> None:
-    if m.on_device:
-        m.versions = {id(p): p.grad._version for g in optimizer.param_groups for p in g["params"] if p.grad is not None}
-
-
-def _on_device(optimizer: Any) -> bool:
-    for group in optimizer.param_groups:
-        params = group["params"]
-        if params and not params[0].is_cpu:
-            return True
-    return False
-
-
 def _after_zero_grad(result: Any, optimizer: Any, set_to_none: bool = True) -> None:
     if S.light:  # nobody asks
         return
@@ -107,7 +68,7 @@ def _after_zero_grad(result: Any, optimizer: Any, set_to_none: bool = True) -> N
         look(optimizer)
     m = marks.of(optimizer)
     m.cleared = bool(set_to_none)
-    if m.on_device or (not m.num_steps and _on_device(optimizer)):
+    if m.on_device or (not m.num_steps and zeroing.on_device(optimizer)):
         m.zeroed = True
 
 
@@ -154,7 +115,7 @@ def _value(loss: Any) -> Any:
 
 
 def _look_at_gradients(site: sites.Site) -> None:
-    _check_zeroed()
+    zeroing.check()
     if S.steps < thrown.NUM_STEPS:
         thrown.look(site)
     if S.steps < 64 and any(marks.of(o).zeroed for o in marks.optimizers()) and all(_grads_none(o) for o in marks.optimizers()):
@@ -221,21 +182,14 @@ def _leave(loss: Any, began: float, seq_before: int, python_before: int) -> None
         thrown.note_backward(S.loss_site)
     for m in list(marks.table.values()):
         if (not S.light or m.on_device) and (optimizer := m.optimizer()) is not None:
-            m.on_device = m.on_device if S.light else _on_device(optimizer)
+            m.on_device = m.on_device if S.light else zeroing.on_device(optimizer)
             m.cleared = False
-            _note_versions(optimizer, m)
-            m.added = m.added or _has_added(m)
+            zeroing.note_versions(optimizer, m)
+            m.added = m.added or zeroing.has_added(m)
             if S.steps < GRADIENT_STEPS or comm_hooks.due():
                 _local[id(optimizer)] = samplevalues.gradients(optimizer)
             if S.steps < UNGRADED_STEPS and S.ddps:
                 m.graded.update(id(p) for g in optimizer.param_groups for p in g["params"] if p.grad is not None)
-
-
-def _has_added(m: marks.Mark) -> bool:
-    """Whether this backward added to a gradient that was not zero; one that the script writes itself no backward touches."""
-    held, m.held = m.held, []
-    grads = [(p.grad, was, version) for ref, was, version in held if (p := ref()) is not None]
-    return any(g is not None and (id(g) != was or g._version != version) for g, was, version in grads)
 
 
 _group_seq: dict[int, int] = {}
@@ -270,10 +224,10 @@ def _at_light_step(optimizer: Any, witness: Any) -> None:
     S.since.zeroed = m.zeroed or not m.stepped or not (S.light or m.added)
     m.zeroed = m.added = m.cleared = False
     if not (m.stepped or S.light):
-        m.on_device = _on_device(optimizer)
+        m.on_device = zeroing.on_device(optimizer)
     m.stepped = True
     m.num_steps += 1
-    _note_versions(optimizer, m)
+    zeroing.note_versions(optimizer, m)
     if _since_zero:
         _since_zero.clear()
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import digests, marks, sites
+from .. import digests, marks, sites, zeroing
 from ..patching import after
 from ..state import S
-from . import backward, precision, scales, steps, thrown
+from . import backward, precision, scales, steps
 
 MAX_STEPS = 24
 MAX_PARTS = 32
@@ -65,7 +65,7 @@ def _is_zero(optimizer: Any, held: Held, versions: list[tuple[int, int]]) -> boo
     grads = [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
     if any(not g.is_cpu for g in grads):
         return versions != held.before
-    return not any(digests.plain(g) and digests.any_sampled(g) for g in thrown.spread(grads, backward.LOOKED_AT))
+    return not any(digests.plain(g) and digests.any_sampled(g) for g in zeroing.spread(grads, zeroing.LOOKED_AT))
 
 
 def _enter(loss: Any) -> None:

@@ -9,33 +9,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import digests, marks, sites
+from .. import digests, marks, sites, zeroing
 from ..patching import after
 from ..state import S
 
 NUM_STEPS = 16
-LOOKED_AT = 8
 _given: list[Any] = []  # of the last backward: site, steps so far, inside no_sync(), digest of some parameters
 _cleared_at: list[sites.Site] = []
 _dropped: dict[sites.Site, list[Any]] = {}
 
 
-def spread(items: list[Any], num: int) -> list[Any]:
-    """At most `num` of them, evenly spaced, the last one among them."""
-    return items if len(items) <= num else [items[(i + 1) * len(items) // num - 1] for i in range(num)]
-
-
 def _has_gradients() -> bool:
     """Whether a gradient of any optimizer is there and not zero. One on a device counts where it is there: its value would be waited for."""
     for optimizer in marks.optimizers():
-        for p in spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], LOOKED_AT):
+        for p in zeroing.spread([p for group in optimizer.param_groups for p in group["params"] if p.grad is not None], zeroing.LOOKED_AT):
             if not digests.plain(p.grad) or p.grad.device.type != "cpu" or digests.any_sampled(p.grad):
                 return True
     return False
 
 
 def _weights() -> int:
-    some = [p for optimizer in marks.optimizers() for p in spread([p for g in optimizer.param_groups for p in g["params"]], LOOKED_AT)]
+    some = [p for optimizer in marks.optimizers() for p in zeroing.spread([p for g in optimizer.param_groups for p in g["params"]], zeroing.LOOKED_AT)]
     return digests.of_tensors(some[:32])[0]
 
 
