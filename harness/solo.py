@@ -2,7 +2,8 @@
 
 A learning-rate range test on rank 0 before the training, a linear probe that rank 0 fits after each epoch: such steps belong to an optimizer
 that only those ranks have. So do those of a search before DDP wraps anything, where the ranks come out of it after steps of their own number (five
-members, or folds, over two ranks). Their rows are dropped, with what was told of them, and the others are numbered anew, optimizers too.
+members, or folds, over two ranks), and of one between or beside steps that the ranks share, where they have other numbers of members. Their rows are
+dropped, with what was told of them, and the others are numbered anew, optimizers too.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ TOLD_A_STEP = ("loss", "draw", "gradients", "accumulation")
 
 def without(ranks: Sequence[Recording | None]) -> list[Recording | None]:
     """The recordings as they are, unless every rank has an optimizer that all have, with steps, and some have another one besides."""
-    apart = _before_wrapping(ranks)
+    apart = _before_wrapping(ranks) or _dealt_out(ranks)
     if apart:
         return [_trimmed(recording, solo) if solo else recording for recording, solo in apart]
     made = [_made(r) for r in ranks if r is not None]
@@ -42,11 +43,32 @@ def without(ranks: Sequence[Recording | None]) -> list[Recording | None]:
 
 def _before_wrapping(ranks: Sequence[Recording | None]) -> list[tuple[Recording, set[int]]]:
     """A rank each, the optimizers whose steps all come before DDP's first wrap; nothing where the ranks wrap at the same step, as they do mostly."""
-    told = [(r, next((e.step for e in r.of("wrapping")), -1)) for r in ranks if r is not None]
-    if len(told) < len(ranks) or len({step for _, step in told}) < 2 or any(step < 0 for _, step in told):
+    told = [(r, e) for r in ranks if r is not None and (e := next(iter(r.of("wrapping")), None)) is not None]
+    if len(told) < len(ranks) or len({e.step for _, e in told}) < 2:
         return []
-    found = [(r, *_split(r, step)) for r, step in told]
+    found = [(r, *_split(r, e.step)) for r, e in told]
+    if all(len(before) == 1 for _, before, _ in found) and len({repr(e["each"]) for _, e in told}) > 1:
+        return []  # each rank wraps what it has warmed up alone: no members, the wrap came too late
     return [] if any(before & after or not after for _, before, after in found) else [(r, before) for r, before, _ in found]
+
+
+def _dealt_out(ranks: Sequence[Recording | None]) -> list[tuple[Recording, set[int]]]:
+    """A rank each, the optimizers that share nothing, where the ranks have other numbers of them and take as many steps with all others."""
+    found = [(r, *_by_sharing(r)) for r in ranks if r is not None]
+    if len(found) < len(ranks) or len(found) < 2 or len({len(alone) for _, alone, _ in found}) == 1:
+        return []
+    rest = {sum(opt not in alone for opt in r.column("opt")) for r, alone, _ in found}
+    return [(r, alone) for r, alone, _ in found] if all(sure for *_, sure in found) and len(rest) == 1 and min(rest) else []
+
+
+def _by_sharing(recording: Recording) -> tuple[set[int], bool]:
+    """The optimizers at whose steps, but the first, neither DDP nor a collective had a part; whether all others share most of theirs."""
+    shared: dict[int, list[bool]] = {}
+    columns = (recording.column(name) for name in ("opt", "flags", "num_reduce", "num_coll"))
+    for opt, flags, reduced, called in zip(*columns, strict=True):
+        shared.setdefault(opt, []).append(bool(flags & protocol.FLAG_DDP or reduced or called))
+    alone = {opt for opt, each in shared.items() if len(each) > 1 and not any(each[1:])}
+    return alone, protocol.OPT_BY_HAND not in alone and all(2 * sum(each) > len(each) for opt, each in shared.items() if opt not in alone)
 
 
 def _split(recording: Recording, wrapped: int) -> tuple[set[int], set[int]]:

@@ -63,6 +63,12 @@ def by_backward(run: Run) -> bool:
     return any(len(_homeward(r)) >= 2 for r in run.present)
 
 
+def by_library(run: Run) -> bool:
+    """So the backward of torch.distributed.nn's all_gather does at several steps. It does it for a head before the gather as well."""
+    told = [[e for e in r.of("coll") if e["inside"] and not e["hook"] and str(e["op"]).startswith(("scatter", "reduce_scatter"))] for r in run.present]
+    return any(len({e.step for e in events}) >= 2 for events in told)
+
+
 def _homeward(recording: Recording) -> set[int]:
     told = [e for e in recording.of("coll") if e["op"] in protocol.POINT_TO_POINT or str(e["op"]).startswith("all_gather")]
     forward = {e.where for e in told if not e["inside"] and e["op"] not in protocol.POINT_TO_POINT}

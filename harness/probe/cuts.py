@@ -15,6 +15,7 @@ THINNING = {
     "dedup", "deduplicate", "dict", "drop_duplicates", "index_select", "islice", "masked_select", "narrow", "remove_duplicates", "set", "trim",
     "truncate", "unique", "unpad",
 }  # fmt: skip
+SPLITS = {"array_split", "split", "split_with_sizes", "tensor_split"}
 GRIDS = ("mgrid", "ogrid")
 ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 MAX_FILES = 20
@@ -22,13 +23,20 @@ _known: tuple[int, str, list[Any], list[str]] = (0, "", [], [])  # how many modu
 
 
 def any_cut() -> bool:
-    """Over all files of the user's that are loaded: a slice up to a computed bound, in any dimension, a mask below one, a dict or set comprehension, a
-    stored item under a computed key, a function that thins out."""
+    """Over all files of the user's that are loaded: a slice up to a computed bound, in any dimension, a mask below one, a split into computed sizes, a
+    dict or set comprehension, a stored item under a computed key, a function that thins out."""
     files = user_files()
     if not files or len(files) > MAX_FILES:
         return True
     trees = [syntax.tree(name) for name in files]
-    return any(tree is None or _any_in(syntax.nodes(tree)) for tree in trees)
+    return any(tree is None or _any_in(_outside_models(tree)) for tree in trees)
+
+
+def _outside_models(tree: ast.Module) -> list[ast.AST]:
+    """All but the forwards of models, which cut positions and windows, as far as they gather nothing themselves."""
+    forwards = [f for c in syntax.nodes(tree) if isinstance(c, ast.ClassDef) for f in c.body if isinstance(f, ast.FunctionDef) and f.name == "forward"]
+    left_out = {id(n) for f in forwards if not any("gather" in getattr(n, "attr", getattr(n, "id", "")) for n in syntax.nodes(f)) for n in syntax.nodes(f)}
+    return [n for n in syntax.nodes(tree) if id(n) not in left_out]
 
 
 def _any_in(nodes: Sequence[ast.AST]) -> bool:
@@ -76,7 +84,7 @@ def _cuts(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return name in THINNING or "unique" in name or "dedup" in name
+        return name in THINNING or "unique" in name or "dedup" in name or (name in SPLITS and any(map(_sizes, node.args))) or (name == "zip" and _marks(node))
     if not isinstance(node, ast.Subscript):
         return False
     if isinstance(node.ctx, ast.Store):
@@ -84,6 +92,17 @@ def _cuts(node: ast.AST) -> bool:
     if isinstance(node.slice, ast.Tuple):  # a grid of coordinates is made so, not cut
         return getattr(node.value, "attr", getattr(node.value, "id", "")) not in GRIDS and any(map(_up_to, node.slice.elts))
     return _up_to(node.slice) or _below(node.slice)
+
+
+def _sizes(one: ast.expr) -> bool:
+    """Of a split into parts of computed sizes: `split(rows, [n, len(rows) - n])`."""
+    return isinstance(one, (ast.List, ast.Tuple)) and bool(one.elts) and not all(map(_constant, one.elts))
+
+
+def _marks(call: ast.Call) -> bool:
+    """`zip(predicted, data.labels)`, which ends with the shorter: predictions beside the labels of the whole set, which come from nowhere else."""
+    texts = [ast.unparse(a).lower() for a in call.args]
+    return any("pred" in t or "output" in t for t in texts) and any("label" in t or "target" in t or "answer" in t for t in texts)
 
 
 def _up_to(one: ast.expr) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from . import cuts, origins, sites, syntax, valuesources
 
 ASKS = {"isfinite", "isinf", "isnan", "nan_to_num", "nan_to_num_"}
+OF_NO_VALUE = {"torch", "math", "np", "numpy", "item", "detach"}
 SCALERS_OWN = ("found_inf", "inf_per_device")
 MAX_HOPS = 3
 _known: dict[tuple[sites.Site, ...], bool] = {}
@@ -45,5 +46,18 @@ def _turn(stack: Sequence[sites.Site], files: Sequence[str]) -> list[ast.AST]:
 
 
 def _asks(scope: ast.AST) -> bool:
-    names = {n.attr if isinstance(n, ast.Attribute) else n.id for n in syntax.nodes(scope) if isinstance(n, (ast.Attribute, ast.Name))}
+    nodes = syntax.nodes(scope)
+    of_losses = {id(n.func) for n in nodes if isinstance(n, ast.Call) and _of_losses(n)}
+    names = {_name(n) for n in nodes if isinstance(n, (ast.Attribute, ast.Name)) and id(n) not in of_losses}
     return bool(names & ASKS) and any("grad" in name.lower() or "norm" in name.lower() for name in names)
+
+
+def _name(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _of_losses(call: ast.Call) -> bool:
+    """`torch.isfinite(loss)`: a loss that is finite may have gradients that are not."""
+    parts = [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+    words = {_name(n) for part in parts for n in syntax.nodes(part)} - {"", *OF_NO_VALUE}
+    return valuesources.callee(call) in ASKS and bool(words) and all("loss" in word.lower() for word in words)

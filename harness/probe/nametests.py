@@ -61,11 +61,13 @@ class Loop:
 
 
 def loops(tree: ast.Module, line: int) -> Iterator[Loop]:
-    """Those over names and parameters that begin at a line."""
+    """Those over names and parameters that begin at a line; not in any() or all(), which ask how the names are spelt and choose no parameter."""
+    calls = (n for n in syntax.nodes(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ("any", "all"))
+    asked = [arg for call in calls for arg in call.args]
     for node in syntax.nodes(tree):
         if isinstance(node, ast.For) and _gives(node.iter, line):
             yield from _loop(node.target, list(node.body))
-        elif isinstance(node, COMPREHENSIONS) and len(node.generators) == 1 and _gives(node.generators[0].iter, line):
+        elif isinstance(node, COMPREHENSIONS) and len(node.generators) == 1 and _gives(node.generators[0].iter, line) and node not in asked:
             made: list[ast.AST] = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
             yield from _loop(node.generators[0].target, [*node.generators[0].ifs, *made])
 

@@ -32,6 +32,7 @@ MAX_EVENTS = 50_000  # calls and returns of a fetch, 0.3 us each
 SEEK, READ, LOCK, MOVED = 1, 2, 4, 8
 READS = frozenset({"read", "read1", "readinto", "readinto1", "readline", "readlines", "readall", "peek"})
 INNER_READS = frozenset({"fromfile", "load", "next"})  # these are given the file
+UNLOCKS = frozenset({"rmdir", "unlink", "remove"})  # a lock that is a file or a directory: who makes it has it
 Chain = tuple[tuple[type, str], ...]  # from the data set to the file: each holder's class, and its attribute
 
 
@@ -184,6 +185,8 @@ class _Look:
         self.left -= 1
         if self.left < 0:
             sys.setprofile(None)
+        elif event == "call" and frame.f_code.co_name == "_callmethod":
+            self.of_all |= LOCK  # a manager's, which its own process keeps
         elif event == "c_call":
             try:
                 self.note(arg.__name__, arg.__self__)
@@ -200,7 +203,7 @@ class _Look:
                 self.note_use(at, SEEK if name == "lseek" else READ)
         elif name in INNER_READS and type(owner).__name__ == "module":
             self.of_all |= READ
-        elif type(owner).__name__ == "SemLock" or getattr(owner, "__name__", "") == "fcntl":
+        elif type(owner).__name__ == "SemLock" or getattr(owner, "__name__", "") == "fcntl" or (name in UNLOCKS and getattr(owner, "__name__", "") == "posix"):
             self.of_all |= LOCK
 
     def note_use(self, at: int, flag: int) -> None:
@@ -230,7 +233,9 @@ _noted: weakref.WeakKeyDictionary[Any, list[tuple[str, sites.Site | None]]] = we
 @contained
 def note(loader: Any, page: Any, start: int) -> None:
     """In the rank, before `iter(loader)` forks the workers."""
-    _before_fork[:] = of(loader.dataset) if loader.num_workers > 1 else []
+    files = of(loader.dataset) if loader.num_workers > 1 else []
+    certain = getattr(loader, "worker_init_fn", None) is None and sum(not f.refs for f in files) < 2
+    _before_fork[:] = files if certain else [f for f in files if f.refs]  # a bare number may be opened again there, or be another worker's
     names = [(f.name, f.made) for f in _before_fork]
     if names != _noted.get(page, []):
         _noted[page] = names

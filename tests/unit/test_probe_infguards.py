@@ -23,11 +23,15 @@ train(loader)
 LOGGED = "def look(loss):\n    assert math.isfinite(loss)\n"
 BEFORE = "def check():\n    assert torch.isfinite(torch.autograd.grad(loss, x)[0])\n"
 ASKED = "def fine(params):\n    return all(torch.isfinite(p.grad).all() for p in params)\ndef look():\n    return agreed(fine(params))\n"
+OF_LOSS = "def look():\n    if not torch.isfinite(loss.detach()) or math.isnan(loss.item()):\n        clip_grad_norm_(params)\n"
+MAPPED = "def look():\n    return all(map(math.isfinite, norms))\n"
 NORMED = "def look():\n    norm = clip()\n    if torch.isfinite(norm):\n        scaler.step(optimizer)\n"
 KNOWN = "def look():\n    for found in scaler._found_inf_per_device(optimizer).values():\n        dist.all_reduce(found)\n"
 
 
-@pytest.mark.parametrize(("text", "guarded"), [("", False), (LOGGED, False), (BEFORE, False), (ASKED, True), (NORMED, True), (KNOWN, True)])
+@pytest.mark.parametrize(("text", "guarded"), [
+    ("", False), (LOGGED, False), (BEFORE, False), (OF_LOSS, False), (MAPPED, True), (ASKED, True), (NORMED, True), (KNOWN, True),
+])  # fmt: skip
 def test_who_asks_for_inf(text: str, guarded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, source = tmp_path / "train.py", text + STEP
     file.write_text(source)

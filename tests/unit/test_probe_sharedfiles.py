@@ -60,9 +60,9 @@ def path(tmp_path: Path) -> Path:
 Fetch = Callable[[Any, int, int], Any]  # (data set, worker, number of the fetch)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, dataset: Any, fetch: Fetch, workers: int = 2) -> dict[str, Any] | None:
+def told(monkeypatch: pytest.MonkeyPatch, dataset: Any, fetch: Fetch, workers: int = 2, **loader: Any) -> dict[str, Any] | None:
     page = mmap.mmap(-1, sharedfiles.BYTES)
-    sharedfiles.note(SimpleNamespace(dataset=dataset, num_workers=workers), page, 0)
+    sharedfiles.note(SimpleNamespace(dataset=dataset, num_workers=workers, **loader), page, 0)
     for worker in range(workers):
         monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda worker=worker: SimpleNamespace(id=worker))
         for nth in range(2):
@@ -110,6 +110,9 @@ def test_bare_descriptors(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     found = told(monkeypatch, Numbered(path), lambda rows, worker, nth: rows.row(7 * worker + 20 * nth))
     assert found is not None and found["name"] == "fd"
     assert told(monkeypatch, Again(path), lambda rows, worker, nth: rows.row(7 * worker + 20 * nth)) is None
+    assert told(monkeypatch, Numbered(path), lambda rows, worker, nth: rows.row(7 * worker + 20 * nth), worker_init_fn=print) is None  # opens it again?
+    pair = SimpleNamespace(files=[Numbered(path), Numbered(path)])
+    assert told(monkeypatch, pair, lambda held, worker, nth: held.files[worker].row(7 * worker + 20 * nth)) is None  # one for each worker
 
 
 def test_an_archive(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -153,11 +156,30 @@ def under_a_lock(rows: Any, worker: int, nth: int) -> None:
         seek_and_read(rows, worker, nth)
 
 
+def by_directory(rows: Any, worker: int, nth: int) -> None:
+    lock = rows.path.with_suffix(".lock")
+    lock.mkdir()
+    seek_and_read(rows, worker, nth)
+    lock.rmdir()
+
+
+class Proxy:
+    """As multiprocessing.managers makes them."""
+
+    def _callmethod(self, name: str) -> None:
+        assert name
+
+
+def by_manager(rows: Any, worker: int, nth: int) -> None:
+    Proxy()._callmethod("acquire")
+    seek_and_read(rows, worker, nth)
+
+
 def in_order(rows: Any, worker: int, nth: int) -> None:
     rows.file.read(SIZE)
 
 
-@pytest.mark.parametrize("fetch", [opened_again, by_position, mapped, one_of_them, under_a_lock, in_order])
+@pytest.mark.parametrize("fetch", [opened_again, by_position, mapped, one_of_them, under_a_lock, by_directory, by_manager, in_order])
 def test_workers_that_share_no_position(monkeypatch: pytest.MonkeyPatch, path: Path, fetch: Fetch) -> None:
     assert told(monkeypatch, Rows(path), fetch) is None
 

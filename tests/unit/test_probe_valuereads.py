@@ -64,7 +64,25 @@ def new(r: Any) -> Any:
     return r.buffer.new_zeros(3)
 
 
-@pytest.mark.parametrize(("reads", "value"), [(f, True) for f in (times, part, given, method)] + [(f, False) for f in (shape, device, size, there, like, new)])
+def nothing(r: Any) -> Any:
+    filled = 0
+    return torch.cat([torch.ones(1), r.buffer[:filled]])
+
+
+def filled(r: Any) -> Any:
+    filled = 2
+    return torch.cat([torch.ones(1), r.buffer[:filled]])
+
+
+def computed(r: Any) -> Any:
+    return r.buffer[: max(0, 0)]
+
+
+VALUES = (times, part, given, method, filled, computed)
+NONE = (shape, device, size, there, like, new, nothing)
+
+
+@pytest.mark.parametrize(("reads", "value"), [(f, True) for f in VALUES] + [(f, False) for f in NONE])
 def test_what_is_read_for_its_value(reads: Any, value: bool) -> None:
     read.clear()
     reads(Reader())

@@ -73,6 +73,7 @@ def test_tests_that_are_not(body: str) -> None:
 
 
 def test_comprehensions() -> None:
+    assert found("", "wrapped = not any(n.startswith('backbone.') for n, p in model.named_parameters())") == ""  # asks how the names are spelt
     assert found("", "[p for n, p in list(model.named_parameters()) if n.startswith('backbone.')]") == "n.startswith('backbone.')"
     assert found("", "{n: p.norm() for n, p in model.named_parameters() if p.grad is not None}") == ""
     assert found("    if n.startswith('backbone.'): slow.append(p)", "for n, p in enumerate(model.parameters()):") == ""

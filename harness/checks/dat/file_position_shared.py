@@ -26,7 +26,9 @@ Right
 
 Known limits
     Sees workers that are forked. Reads that C code makes on the descriptor by itself (h5py, lmdb) are not seen. Workers that take a lock of
-    multiprocessing, or of fcntl, around their reads are taken for right. One worker beside a main process that reads the same file is not seen.
+    multiprocessing, of fcntl, or of a file that they remove again, around their reads are taken for right. A descriptor by its number (os.open) is not
+    followed where there are several of them or the loader has a worker_init_fn, which may open it again.
+    One worker beside a main process that reads the same file is not seen.
 """
 
 from __future__ import annotations

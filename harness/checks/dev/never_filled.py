@@ -24,8 +24,9 @@ Right
 
 Known limits
     Looks at forwards before the first step, where the source of the reading line can be read, and not under torch.compile. What the forward fills by
-    itself, or only asks for its shape or device, is healthy. Memory that holds zeros is told of buffers alone, where every rank found it so, and not where
-    the script writes through `.data`, which leaves no trace. Parameters that FSDP1 has flattened are not seen.
+    itself, or only asks for its shape or device, is healthy, and a part that has no element so far (`bank[:filled]`).
+    Memory that holds zeros is told of buffers alone, where every rank found it so, and not where the script writes through `.data`, which
+    leaves no trace. Parameters that FSDP1 has flattened are not seen.
 """
 
 from __future__ import annotations

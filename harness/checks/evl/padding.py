@@ -17,7 +17,8 @@ Right
 
 Known limits
     Whether gathered predictions are cut afterwards is read from the source only: where it has anything that could (a slice up to a computed
-    bound, in any dimension, a mask of what lies below one, a set, a dict by index), the check is inconclusive. Of a sampler other than a
+    bound, in any dimension, a mask of what lies below one, a split, a zip with the labels, a set, a dict by index), the check is inconclusive; a model's
+    forward is left out. Where a sum over the ranks is the data set's length, what is repeated weighs nothing. Of a sampler other than a
     DistributedSampler the padding is found only where the number of samples is reduced as well as the score (or a multiple of it, as of tokens),
     in a tensor of at most eight elements.
 """
@@ -29,7 +30,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
-from harness.checks.evl import repeats
+from harness.checks.evl import reductions, repeats
 from harness.checks.evl.repeats import Repeated
 from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run, number
@@ -56,7 +57,7 @@ class EvalPaddingDuplicates(Check):
             raise NotApplicable("no evaluation pass over a distributed sampler")
         padded = [p for p in sampled if _padding(p) > 0]
         uses = [(p, _use(run, p)) for p in padded]
-        counted = [p for p, use in uses if use == "counted"]
+        counted = [p for p, use in uses if use == "counted" and not _counted_once(run, p)]
         if counted:
             yield self._found(run, counted)
         elif any(use == "gathered" for _, use in uses):
@@ -96,6 +97,13 @@ def _padding(one: Pass) -> int:
     if told.get("drop_last") or number(told.get("num_replicas")) < 2 or _size(one) <= 0:
         return 0
     return number(told.get("total_size")) - _size(one)
+
+
+def _counted_once(run: Run, one: Pass) -> bool:
+    """Whether a count that the ranks add up behind it is that of the set, and none that with the padding: what is repeated weighs nothing."""
+    behind = [r for r in reductions.aligned(run) if r.kind == "sum" and repeats.is_behind(r, one)]
+    totals = {sum(column) for r in behind for column in zip(*r.before, strict=True)}
+    return _size(one) in totals and number((one.distributed or {}).get("total_size")) not in totals
 
 
 def _use(run: Run, one: Pass) -> str:

@@ -92,7 +92,7 @@ def _is_padding(first: Sequence[int], rest: Sequence[int]) -> bool:
 
 def _count_of_all(run: Run, group: Sequence[Pass], sums: Sequence[Reduction], size: int, total: int) -> Reduction | None:
     """The reduction behind the evaluation, or those inside of it together, that count what was drawn; None where another one counts the set itself."""
-    behind = [r for r in sums if all(_is_behind(r, p) for p in group)]
+    behind = [r for r in sums if all(is_behind(r, p) for p in group)]
     inside = [r for r in sums if all(_is_inside(r, p) for p in group)]
     counts = [(r, _by_element([r])) for r in behind]
     for where in dict.fromkeys(r.where for r in inside):
@@ -119,7 +119,7 @@ def _counts(column: Sequence[float], drawn: Sequence[int], size: int, total: int
     return whole and (each == 1 or sum(column) % size != 0) and sum(column) == each * total
 
 
-def _is_behind(one: Reduction, p: Pass) -> bool:
+def is_behind(one: Reduction, p: Pass) -> bool:
     closed = p.closed
     return closed is not None and one.at_t(p.rank) >= closed.t_ns and one.step(p.rank) == closed.step
 

@@ -21,7 +21,8 @@ Right
 
 Known limits
     Needs a GradScaler. Before an overflow the order is told in three of the first 8 steps, of gradients on which ranks differ, and not where the script
-    asks for inf or nan in its gradients by itself, or gives update() a scale.
+    asks for inf or nan in its gradients by itself (of its loss is not enough), or gives the scaler a scale
+    (`update(scale)`, `load_state_dict` in the loop).
 """
 
 from __future__ import annotations

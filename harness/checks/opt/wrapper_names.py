@@ -19,7 +19,8 @@ Right
 
 Known limits
     Only loops in the first 256 steps, and tests of plain texts and containers of these. Silent where the function that loops names the
-    prefix, or puts another name into the loop's variable. A dict that is made of the names and asked for with `.get()` is not followed.
+    prefix, or only asks any() or all() of the names, or puts another name into the loop's variable.
+    A dict that is made of the names and asked for with `.get()` is not followed.
 """
 
 from __future__ import annotations

@@ -38,13 +38,13 @@ def share_nothing(run: Run, facts: Replicas, parting: Parting) -> bool:
 
 
 def phase_of_own(run: Run, facts: Replicas, parting: Parting) -> bool:
-    """Whether such a phase is a search, before or after the ranks train together: own hyper-parameters, or other models on the same batches. A model
+    """Whether such a phase is a search, before or after the ranks train together: own hyper-parameters or shapes, or other models on the same batches. A model
     that DDP wraps afterwards has then been handed to all ranks; one that each has warmed up alone, because the wrap came too late, differs there."""
     opt = parting.opt
     spans = _spans(run, opt) if share_nothing(run, facts, parting) else None
     if spans is None or _shared_out(run, spans) or len(_wrapped_after(run, spans)) > 1:
         return False
-    return _own_hyper(run, opt) or (_same_batches(run, opt) and not replicas.starts_equal(run, opt))
+    return _own_hyper(run, opt) or _own_shapes(run, opt, spans) or (_same_batches(run, opt) and not replicas.starts_equal(run, opt))
 
 
 def agreed_after(run: Run, facts: Replicas, parting: Parting) -> bool:
@@ -98,6 +98,12 @@ def _own_hyper(run: Run, opt: int) -> bool:
     """From its first step on; later on a population may copy those of its best member."""
     steps = _steps_of(run, opt)
     return bool(steps) and not steps[0].same("hyper")
+
+
+def _own_shapes(run: Run, opt: int, spans: Sequence[tuple[int, int]]) -> bool:
+    """All ranks' parameters are of other shapes: students of several widths."""
+    told = [r.params_at(opt, first) for r, (first, _) in zip(run.present, spans, strict=True)]
+    return len({repr(e["shapes"]) if e is not None else "" for e in told}) == len(told) and None not in told
 
 
 def _same_batches(run: Run, opt: int) -> bool:

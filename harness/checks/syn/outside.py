@@ -17,7 +17,8 @@ Right
 Known limits
     Parameters that are averaged by hand are equal at the step: silent. So are those that one rank owns (tables or experts of a model that is
     split over the ranks): no other rank has a parameter of their name, their part of the model has other shapes on another rank, or rows travel by
-    all_to_all, or by messages or an all_gather that the script's own backward sends, and the ranks' parameters differ from the start. So is a phase
+    all_to_all, or by messages or an all_gather that the script's own backward sends (or torch.distributed.nn's), and the ranks' parameters differ from
+    the start, where those that DDP wraps do not: where all differ, by the seed, a gather in the backward makes it advice. So is a phase
     without DDP in which each rank trains a model of its own with hyper-parameters of its own, or on the same batches, where what is wrapped afterwards
     is equal on all ranks. Where that is so and no sampler shares data out in the phase, it is advice: folds, or an ensemble, by rank look like a
     forgotten wrap.
@@ -48,16 +49,17 @@ class TrainableOutsideDdp(Check):
                 continue
             outside = [n for n, w in zip(event["names"] or (), event["ddp"] or (), strict=False) if w == -1]
             parted = set(parting.grad_names) | set(parting.param_names)
-            owned = _of_other_shapes(run, opt, event.step)
-            wrong = [n for n in outside if n in parted and _part(n) not in owned]
-            if wrong and (_owned(run, opt) or members.phase_of_own(run, facts, parting)):
+            unlike = _of_other_shapes(run, opt, event.step)
+            wrong = [n for n in outside if n in parted and _part(n) not in unlike]
+            owned = bool(wrong) and _owned(run, opt)
+            if wrong and ((owned and _on_purpose(run)) or members.phase_of_own(run, facts, parting)):
                 continue
             if wrong and (parting.num_grad or parting.num_param):
                 yield self.finding(
                     f"{len(wrong)} trained parameters belong to no DDP object and differ between ranks: {replicas.listed(wrong)}",
                     where=event.where,
                     ranks=run.rank_ids,
-                    severity=Severity.ADVICE if members.agreed_after(run, facts, parting) else None,
+                    severity=Severity.ADVICE if owned or members.agreed_after(run, facts, parting) else None,
                     notes=[f"first at step {parting.grad_step if parting.grad_step is not None else parting.param_step}"],
                     help="wrap one module that holds all trained parameters, or wrap this part in a DDP of its own",
                 )
@@ -66,7 +68,19 @@ class TrainableOutsideDdp(Check):
 
 def _owned(run: Run, opt: int) -> bool:
     """Whether the ranks serve each other with parameters of their own."""
-    return (regime.by_rows(run) or regime.by_backward(run)) and not replicas.starts_equal(run, opt)
+    home = regime.by_rows(run) or regime.by_backward(run) or (regime.by_library(run) and _wrapped_alike(run))
+    return home and not replicas.starts_equal(run, opt)
+
+
+def _on_purpose(run: Run) -> bool:
+    """A gather in the backward alone may be that of a loss, behind a head that all ranks should have."""
+    return regime.by_rows(run) or regime.by_messages(run) or _wrapped_alike(run)
+
+
+def _wrapped_alike(run: Run) -> bool:
+    """Whether the ranks had one seed where what DDP wraps was made: parameters that differ all the same were made so on purpose."""
+    first = [next((e for e in r.of("wrapping")), None) for r in run.present]
+    return len({repr(e["each"]) if e is not None else "" for e in first}) == 1 and None not in first
 
 
 def _of_other_shapes(run: Run, opt: int, step: int) -> set[str]:

@@ -30,6 +30,7 @@ from . import backward, steps
 MAX_GRADS = 16
 _unscaled: set[int] = set()
 _nothing = [""]
+_loaded = [False]  # the scaler was given a state since the last update, other than that of a checkpoint at the start
 
 
 def _before_clip(*args: Any, **kwargs: Any) -> None:
@@ -76,10 +77,15 @@ def _after_unscale(result: Any, scaler: Any, optimizer: Any, *args: Any, **kwarg
     S.recorder.event("unscaled_grads", site, grad=digests.of_tensors(grads)[0])
 
 
+def _after_loading(*args: Any, **kwargs: Any) -> None:
+    _loaded[0] = S.steps > 0
+
+
 def _after_update(result: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
     _unscaled.clear()
     if S.steps < 64:
-        given = bool(args or kwargs)
+        given = bool(args or kwargs) or _loaded[0]
+        _loaded[0] = False
         S.recorder.event("scaler", sites.here(4), scale=float(scaler.get_scale()), enabled=bool(scaler.is_enabled()), given=given)
 
 
@@ -164,6 +170,7 @@ def arm() -> None:
     after(torch.amp.GradScaler, "unscale_", _after_unscale)
     before(torch.amp.GradScaler, "step", _before_unscale)  # a scaler of another kind has an unscale_ of its own
     after(torch.amp.GradScaler, "update", _after_update)
+    after(torch.amp.GradScaler, "load_state_dict", _after_loading)
     scheduler = torch.optim.lr_scheduler
     after(scheduler.LRScheduler, "__init__", _after_made)
     after(scheduler.ReduceLROnPlateau, "__init__", _after_made)  # calls no constructor of its base

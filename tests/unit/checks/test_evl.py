@@ -186,6 +186,16 @@ def test_padding_counted() -> None:
         list(EvalPaddingDuplicates().end(run("all_gather", 10, size=19)))  # predictions, which may be cut to the length
 
 
+@pytest.mark.parametrize(("count", "fires"), [(9.0, False), (10.0, True), (3.0, True)])  # of rank 1, beside 10 on rank 0
+def test_padding_that_weighs_nothing(count: float, fires: bool) -> None:
+    own = []
+    for rank in range(2):
+        events = trained(0, 2) + measured(1, 2, rank=rank, opened=sampler(rank, size=19))
+        counted = [event("coll", line=55, s=2, y=5, op="all_reduce", numel=2), reduced([4.0, (10.0, count)[rank]], [8.0, 10.0 + count], s=2)]
+        own.append([*events, *counted])
+    assert bool(builder.findings(EvalPaddingDuplicates, two(*own))) == fires
+
+
 def one_shard(text: str, *, y: int = 5, everywhere: bool = False) -> Run:
     own = []
     for rank in range(2):

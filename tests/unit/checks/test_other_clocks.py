@@ -99,15 +99,25 @@ def beside(rank: int, **params: Any) -> list[Event]:
     (((4, 16), (4, 16)), [coll("isend", s, inside=True, numel=8) for s in range(3)], False),  # gradients go home to the rank that owns the table
     (((4, 16), (4, 16)), [coll("isend", s, numel=8) for s in range(3)], True),  # anything may be sent
     (((4, 16), (4, 16)), [coll("all_gather", s, inside=True, numel=8) for s in range(3)], False),
+    (((4, 16), (4, 16)), [coll("scatter", s, inside=True, numel=8) for s in range(3)], False),  # torch.distributed.nn's all_gather
     (((4, 16), (4, 16)), [coll("all_gather", s, inside=True, numel=8, hook=True) for s in range(3)], True),
     (((4, 16), (4, 16)), [coll("all_gather", s, inside=i, numel=8) for s in range(3) for i in (False, True)], True),  # a forward run anew
 ])  # fmt: skip
 def test_tables_that_a_rank_owns_are_no_parameters_that_ddp_lacks(shapes: tuple[tuple[int, int], ...], messages: list[Event], fires: bool) -> None:
     def start(rank: int) -> list[Event]:
         small, big = shapes[rank]
-        return [*beside(rank, shapes=[[small], [big], [small], [big]]), *messages]
+        return [*beside(rank, shapes=[[small], [big], [small], [big]]), event("wrapping", line=20, each=[7]), *messages]
 
     assert bool(findings(CHECKS["SYN114"], two_ranks(setup_of=start, each=APART, wrong=WRONG))) == fires
+
+
+@pytest.mark.parametrize(("op", "severity"), [("isend", None), ("all_gather", Severity.ADVICE), ("scatter", Severity.ERROR)])
+def test_a_seed_by_rank_parts_all_parameters_and_owns_none(op: str, severity: Severity | None) -> None:
+    def start(rank: int) -> list[Event]:
+        return [*beside(rank, shapes=[[4]] * 4), event("wrapping", line=20, each=[7 + rank]), *(coll(op, s, inside=True, numel=8) for s in range(3))]
+
+    found = findings(CHECKS["SYN114"], two_ranks(setup_of=start, each=APART, wrong=WRONG))
+    assert [f.severity for f in found] == ([severity] if severity else [])
 
 
 def searched(*, hyper: tuple[int, int] = (1, 2), wrapped: tuple[int, int] = (7, 7), sampler: bool = False, beside_ddp: bool = False, draws: bool = False) -> Run:
@@ -190,13 +200,13 @@ def test_weights_that_are_averaged_as_objects(leaves: int, later: tuple[int, int
     assert bool(findings(CHECKS["SYN126"], made)) == fires
 
 
-def folds(*, steps: tuple[int, int], goes_on: bool = False) -> Run:
+def folds(*, steps: tuple[int, int], goes_on: bool = False, wrapped: tuple[int, int] = (7, 7)) -> Run:
     """Ranks that take steps of their own number before DDP wraps a model, then 6 together."""
     made = []
     for rank, num in enumerate(steps):
         events = [
             event("pg", done=True, rank=rank, world_size=2), event("params", line=22, opt=0, names=NAMES, ddp=[-1] * 4),
-            event("wrapping", s=num, line=40, names=NAMES, each=[7] * 4), wrap_event(), event("params", s=num, line=42, opt=1, names=NAMES, ddp=[0] * 4),
+            event("wrapping", s=num, line=40, names=NAMES, each=[wrapped[rank]] * 4), wrap_event(), event("params", s=num, line=42, opt=1, names=NAMES, ddp=[0] * 4),
             coll("all_reduce", num + 3),
         ]  # fmt: skip
         rows = [*(row(s, opt=0, grad=rank + 1) for s in range(num)), *(row(s, opt=1, grad=9) for s in range(num, num + 6))]
@@ -211,3 +221,26 @@ def test_steps_before_the_wrap_are_left_out_where_the_ranks_take_other_numbers_o
     assert [e.step for _, e in uneven.events("coll")] == [3, 3] and all(s.complete and s.same("grad") for s in uneven.steps())
     assert [r.num_rows for r in folds(steps=(6, 6)).present] == [12, 12]  # steps have one number all the same
     assert [r.num_rows for r in folds(steps=(9, 6), goes_on=True).present] == [16, 13]
+    assert [r.num_rows for r in folds(steps=(9, 6), wrapped=(7, 8)).present] == [15, 12]  # a warm-up alone: the wrap came too late
+
+
+def dealt(*, members: tuple[int, int] = (3, 2), flags: int = protocol.FLAG_DDP, called: int = 0, late: int = 0) -> Run:
+    """Five trials over two ranks, of four steps each, between six steps that the ranks share and six more."""
+    made = []
+    for rank, num in enumerate(members):
+        opts = [*[0] * 6, *(1 + i for i in range(num) for _ in range(4)), *[1 + num] * (6 + late * rank)]
+        shared = [opt in (0, 1 + num) for opt in opts]
+        rows = [row(s, opt=o, flags=flags * both, num_coll=called if both else 0) for s, (o, both) in enumerate(zip(opts, shared, strict=True))]
+        made.append(recording([event("pg", done=True, rank=rank, world_size=2)], rows, rank=rank, world_size=2))
+    return run(made)
+
+
+@pytest.mark.parametrize(("fields", "left"), [
+    ({}, [12, 12]),
+    ({"flags": 0, "called": 4}, [12, 12]),  # averaged by hand
+    ({"members": (2, 2)}, [20, 20]),  # steps have one number all the same; a wrap may have been forgotten
+    ({"flags": 0}, [24, 20]),  # nothing is ever shared
+    ({"late": 1}, [24, 21]),  # nor is this the same training
+])  # fmt: skip
+def test_trials_that_are_dealt_out_between_shared_steps_are_left_out(fields: Mapping[str, Any], left: list[int]) -> None:
+    assert [r.num_rows for r in dealt(**fields).present] == left
