@@ -15,7 +15,8 @@ Right
 
 Known limits
     Needs an optimizer step after the call. Where the run hung there, OUT101 or HNG103 names it. Rounds of local training, in which the ranks take
-    steps of their own number between two averages, have no common step to count at.
+    steps of their own number between two averages, have no common step to count at; nor have ranks in other roles (a teacher and its students): those
+    that make their optimizers at statements of their own, or train models of other shapes. There only the calls themselves are paired.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
@@ -53,7 +55,7 @@ class ExtraCollective(Check):
             raise NotApplicable("the ranks take steps of their own number between the same collectives")
         totals = [0] * run.world_size
         for step in run.steps():
-            if not step.complete:
+            if not step.complete or _other_roles(run):
                 break
             totals = [a + b for a, b in zip(totals, step.number("num_coll"), strict=True)]
             if len(set(totals)) > 1 and len(set(step.number("opt"))) == 1:
@@ -75,6 +77,18 @@ class ExtraCollective(Check):
                 notes=[f"collectives a rank: {', '.join(str(len(c)) for c in pairs.columns)}"],
                 help="issue every collective on every rank; take it out of the rank-dependent branch",
             )
+
+
+def _other_roles(run: Run) -> bool:
+    """Whether the n-th step of one rank has nothing to do with that of another: without DDP, optimizers made at statements that the ranks do not have in
+    common, or that hold other shapes."""
+    if any(True for _ in run.events("wrap")) or regime.sharded(run):
+        return False
+    told = [r.of(protocol.PARAMS) for r in run.present]
+    if not all(told):
+        return False
+    sites = [{(e.where.file, e.where.line) for e in events if e.where is not None} for events in told]
+    return (all(sites) and not set.intersection(*sites)) or len({repr(events[0]["shapes"]) for events in told}) > 1
 
 
 def _local_epochs(run: Run, pairs: pairing.Pairing) -> bool:
