@@ -17,7 +17,8 @@ Right
 
 Known limits
     Only models that are called during the first three steps are compared, and those that all ranks measure with, each on its own samples: an
-    average that rank 0 keeps for itself, measures and saves is its own affair.
+    average that rank 0 keeps for itself, measures and saves is its own affair. Nor are the models that evolution strategies try: no backward runs,
+    the optimizer's parameters are equal on all ranks at every step, and each rank writes other weights into the model again and again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 from harness.checks.base import Check
 from harness.checks.lau import blame
 from harness.checks.syn import replicas
+from harness.checks.syn.replicas import Replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run, where_of
 
@@ -46,7 +48,7 @@ class FrozenModuleDiffers(Check):
             one = others[0]
             alike = all(o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others)
             equal_first = bool(one.get("first")) and len({o.get("first") for o in others}) == 1
-            if not alike or not (all(o.get("called") for o in others) or (equal_first and _measured(run, str(one.get("module"))))):
+            if not alike or _tried(facts, others) or not (all(o.get("called") for o in others) or (equal_first and _measured(run, str(one.get("module"))))):
                 continue
             if len({o.get("digest") for o in others}) > 1 and not any(o.get("grad") for o in others):
                 moved = tuple(rank for rank, o in enumerate(others) if o.get("digest") != o.get("first"))
@@ -72,6 +74,13 @@ class FrozenModuleDiffers(Check):
             notes=[f"{one['num']} parameters, for example {replicas.listed(one.get('names') or [])}"],
             help="update it on every rank, from weights that are equal there; a target that only one rank moves teaches the ranks different things",
         )
+
+
+def _tried(facts: Replicas, others: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the model is a place for candidates, by whose scores an update that all ranks share is made: nothing is learnt through it."""
+    moved = all(o.get("first") and o.get("digest") != o.get("first") for o in others)
+    backward = any(any(r.column("num_backward")) for r in facts.run.present)
+    return moved and not backward and all(p.steps > 0 and not p.num_param for p in facts.partings.values())
 
 
 def _measured(run: Run, module: str) -> bool:
