@@ -20,7 +20,8 @@ Right
     if rank == 0: print(f"accuracy {totals[0] / totals[1]:.3f}")
 
 Known limits
-    Lines that say whose they are ("[rank 1] ...", "local"), and lines that every rank prints, are healthy. Ranks that exchange numbers
+    Lines that say whose they are ("[rank 1] ...", "local"), and lines that every rank prints, are healthy, and so are
+    lines that list what each rank measured. Ranks that exchange numbers
     through files are not seen to do so.
 """
 
@@ -96,7 +97,7 @@ class MetricFromOneShard(Check):
             (m.first_t for m in measured.of_rank(run, one.rank) if m.where == one.where and m.first_t > one.last_t), default=1 << 63
         )
         for report in _between(run, one.rank, one.last_t, one.at):
-            if report.t_ns >= until or not _speaks_for_all(run, report):
+            if report.t_ns >= until or not _speaks_for_all(run, report) or _lists_all(report, group):
                 continue
             for value in report.values():
                 right = measured.is_own(value, one, group)
@@ -194,6 +195,17 @@ def _speaks_for_all(run: Run, report: Report) -> bool:
     if report.tagged or not (report.kind == "scalar" or reports.METRIC.search(report.text)):
         return False
     return reports.num_ranks_at(run, report.where) == 1
+
+
+def _lists_all(report: Report, group: Sequence[Measured]) -> bool:
+    """Whether a line holds a number of every rank's own, one beside the other: equal ones stand there as often as ranks have them."""
+    left = [v for v in report.values() if v.digits >= 3]
+    for one in group:
+        found = next((v for v in left if any(v.is_near(m) or v.is_near(100 * m) for m in one.means)), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return len(group) > 1
 
 
 def _gathered_by_one(run: Run, one: Measured) -> bool:

@@ -10,6 +10,7 @@ from harness.record import Event, Recording, Run, number
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?\d+[eE][-+]?\d+")
 TAGGED = re.compile(
+    r"\b(?:client|participant|party|silo|peer|replica)\W{0,2}\d|"
     r"rank\W{0,3}\d|\[\s*\d+\s*(/\s*\d+\s*)?\]|\blocal\b|\bshard\b|\bworker\W{0,2}\d|\bproc\w*\W{0,2}\d|\bgpu\W{0,2}\d", re.IGNORECASE
 )
 METRIC = re.compile(
