@@ -17,7 +17,8 @@ Right
 Known limits
     A schedule that only one rank steps is not judged by its metric, nor one whose rate the ranks bring into line afterwards.
     Optimizers on ranks that train different models, or that never share a gradient, in all of the run or in a phase without DDP (population based
-    training), are not compared. Under `Join` the ranks are compared at the same step of the same context.
+    training), are not compared, nor what lies beside DDP and never shares a gradient: a head that each rank keeps to itself.
+    Under `Join` the ranks are compared at the same step of the same context.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class LrDiverges(Check):
         facts = replicas.require(run)
         for opt, parting in sorted(facts.partings.items()):
             at = _moment(run, parting)
-            if not at or members.share_nothing(run, facts, parting):
+            if not at or members.share_nothing(run, facts, parting) or members.beside(facts, parting):
                 continue
             if not facts.num_reduce and parting.num_grad >= 0.9 * parting.steps and not gradients.ever_agree(run):
                 raise NotApplicable("the ranks never share a gradient: each trains a member of its own, at its own rate")

@@ -19,7 +19,8 @@ Known limits
     Ranks that do different work by design (no shared data, no process group) are not judged. Advice where no sampler shares the data out
     and every rank seeded torch with a value of its own and started from other parameters (an ensemble, parallel chains), has other
     hyper-parameters from its first step on (a search by rank), or draws the same batches as all others (the models differ, not the data).
-    The folds of a cross-validation that are dealt by rank look like a forgotten wrap. Weights that travel as objects count where as many numbers
+    So are folds of a cross-validation that loaders show: each rank holds out other samples, and the other ranks train on them. Where no loader shows
+    it, folds that are dealt by rank look like a forgotten wrap. Weights that travel as objects count where as many numbers
     are gathered as the model has, and later optimizers start from parameters that all ranks have.
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import islice
 
-from harness.checks.syn import replicas
+from harness.checks.syn import folds, replicas
 from harness.checks.syn.replicas import Parting, Replicas
 from harness.probe import protocol
 from harness.record import Recording, Run
@@ -17,9 +17,9 @@ MOST = 0.9
 
 def on_purpose(run: Run, opt: int) -> bool:
     """Whether the ranks look like members of an ensemble or points of a search: no data shared out by a sampler, and what makes them differ is
-    their seeds, their hyper-parameters, or their models while all draw the same batches."""
+    their seeds, their hyper-parameters, or their models while all draw the same batches; or folds: what one holds out, the others train on."""
     whole = [(0, run.num_steps)] * len(run.present)
-    return not _shared_out(run, whole) and (_own_seeds(run, opt) or _own_hyper(run, opt) or _same_batches(run, opt))
+    return not _shared_out(run, whole) and (_own_seeds(run, opt) or _own_hyper(run, opt) or _same_batches(run, opt) or folds.by_rank(run))
 
 
 def _shared_out(run: Run, spans: Sequence[tuple[int, int]]) -> bool:
@@ -35,6 +35,16 @@ def share_nothing(run: Run, facts: Replicas, parting: Parting) -> bool:
     """Whether an optimizer takes its steps in a phase without any of DDP's, on parameters that DDP never wraps, and its gradients differ."""
     differ = parting.steps > 0 and parting.num_grad >= MOST * parting.steps
     return differ and not facts.ddp_names(parting.opt) and _spans(run, parting.opt) is not None
+
+
+def beside(facts: Replicas, parting: Parting) -> bool:
+    """Whether an optimizer has only parameters that DDP never wraps, in a job with DDP, and its gradients differ: its updates part by them anyway."""
+    return facts.wrapped and not facts.ddp_names(parting.opt) and parting.steps > 0 and parting.num_grad >= MOST * parting.steps
+
+
+def personal(run: Run, facts: Replicas, parting: Parting) -> bool:
+    """Whether such an optimizer has hyper-parameters of each rank's own, and its parameters other values from the start: a head for each client."""
+    return beside(facts, parting) and _own_hyper(run, parting.opt) and not replicas.starts_equal(run, parting.opt)
 
 
 def phase_of_own(run: Run, facts: Replicas, parting: Parting) -> bool:

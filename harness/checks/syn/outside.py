@@ -21,7 +21,8 @@ Known limits
     the start, where those that DDP wraps do not: where all differ, by the seed, a gather in the backward makes it advice. So is a phase
     without DDP in which each rank trains a model of its own with hyper-parameters of its own, or on the same batches, where what is wrapped afterwards
     is equal on all ranks. Where that is so and no sampler shares data out in the phase, it is advice: folds, or an ensemble, by rank look like a
-    forgotten wrap.
+    forgotten wrap. It is advice too where the optimizer of what lies beside DDP has hyper-parameters of each rank's own from its first step on, and other
+    parameters from the start: a head that each client keeps to itself.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class TrainableOutsideDdp(Check):
                     f"{len(wrong)} trained parameters belong to no DDP object and differ between ranks: {replicas.listed(wrong)}",
                     where=event.where,
                     ranks=run.rank_ids,
-                    severity=Severity.ADVICE if owned or members.agreed_after(run, facts, parting) else None,
+                    severity=Severity.ADVICE if owned or members.agreed_after(run, facts, parting) or members.personal(run, facts, parting) else None,
                     notes=[f"first at step {parting.grad_step if parting.grad_step is not None else parting.param_step}"],
                     help="wrap one module that holds all trained parameters, or wrap this part in a DDP of its own",
                 )
