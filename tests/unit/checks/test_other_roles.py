@@ -1,0 +1,131 @@
+"""Ranks that differ by role, by design: a teacher and its students, a head for each client, folds by rank, candidates of evolution strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from builder import event, findings, recording, row, run
+from replica_runs import NAMES, by_rank, setup, two_ranks, wrap_event
+from test_dat import one_pass
+
+from harness.checks.base import Check
+from harness.checks.evl import one_shard
+from harness.checks.evl.measured import Measured
+from harness.checks.evl.reports import Report
+from harness.checks.registry import all_checks
+from harness.model import Severity
+from harness.record import Event, Run
+
+CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
+APART = by_rank(grad=(5, 55), param=(6, 66))
+WRONG = {"grad": (0,), "param": (0,)}
+
+
+def roles(*, lines: tuple[int, int] = (22, 22), widths: tuple[int, int] = (4, 4), extra: int = 0, ddp: bool = False) -> Run:
+    """Rank 0 takes 6 steps before the first of 5 calls, rank 1 a step for each call; rank 1 may make a call that rank 0 does not."""
+    made = []
+    for rank in (0, 1):
+        at = [6] * 5 if rank == 0 else list(range(5))
+        params = event("params", line=lines[rank], opt=0, names=NAMES, numels=[4] * 4, shapes=[[widths[rank]]] * 4, ddp=[-1] * 4)
+        calls = [coll(s, 60) for s in at] + [coll(5, 70) for _ in range(extra * rank)]
+        events = [event("pg", done=True, rank=rank, world_size=2), *([wrap_event()] if ddp else []), params, *calls]
+        made.append(recording(events, [row(s, grad=rank + 1, num_coll=at.count(s)) for s in range(6)], rank=rank, world_size=2))
+    return run(made, exits=(0, 0))
+
+
+def coll(s: int, line: int) -> Event:
+    return event("coll", line=line, s=s, op="broadcast", numel=8, dtype="float32", n=0, grad=False, world=True, names=[])
+
+
+@pytest.mark.parametrize(("made", "fires"), [
+    (roles(), True),
+    (roles(lines=(22, 33)), False),  # a teacher and a student
+    (roles(widths=(4, 8)), False),  # made by one helper
+    (roles(widths=(4, 8), ddp=True), True),
+    (roles(lines=(22, 33), extra=1), True),  # a call that has no partner at all
+])  # fmt: skip
+def test_steps_of_ranks_in_other_roles_have_no_common_number(made: Run, fires: bool) -> None:
+    assert bool(findings(CHECKS["SYN122"], made)) == fires
+
+
+def head(*, hyper: tuple[int, int] = (1, 2), grad: tuple[int, int] = (5, 55), start: tuple[int, int] = (1, 9), ddp: int = -1) -> Run:
+    """DDP wraps a body; what this optimizer steps lies beside it."""
+    def begun(rank: int) -> list[Event]:
+        told = {"opt": 0, "kind": "SGD", "names": NAMES, "numels": [4, 16, 4, 16], "ddp": [ddp] * 4, "owned": [True] * 4, "requires_grad": [True] * 4}
+        wraps = [event("pg", done=True, rank=rank, world_size=2), wrap_event(names=["body.weight"])]
+        return [*wraps, event("params", line=22, **told), event("initial", opt=0, each=[start[rank], 2, 3, 4])]
+
+    return two_ranks(setup_of=begun, each=by_rank(hyper=hyper, grad=grad, param=(6, 66)), wrong=WRONG)
+
+
+@pytest.mark.parametrize(("fields", "rates", "outside"), [
+    ({}, False, Severity.ADVICE),  # a head for each client
+    ({"hyper": (1, 1)}, False, Severity.ERROR),  # forgotten: all alike but the gradients
+    ({"start": (1, 1)}, False, Severity.ERROR),
+    ({"grad": (5, 5)}, True, Severity.ADVICE),  # averaged by hand: the rates part it
+    ({"ddp": 0}, True, None),
+])  # fmt: skip
+def test_a_head_that_each_client_keeps(fields: Mapping[str, Any], rates: bool, outside: Severity | None) -> None:
+    made = head(**fields)
+    assert bool(findings(CHECKS["OPT103"], made)) == rates
+    if fields != {"grad": (5, 5)}:
+        assert [f.severity for f in findings(CHECKS["SYN114"], made)] == ([outside] if outside else [])
+
+
+def held_out(train: tuple[list[int], list[int]], held: tuple[list[int], list[int]], *, rows: bool = True, **fields: Any) -> Run:
+    """Each rank trains alone on some samples and measures on others."""
+    def passes(rank: int) -> list[Event]:
+        own = {} if rows else {"rows": [2000 * rank + i for i in range(len(train[rank]))]}
+        off = {"backwards": 0, "steps": 0, "grad": False, "training": False}
+        return [*one_pass(0, train[rank], sampler="RandomSampler", **own, **fields), *one_pass(1, held[rank], line=50, sampler="SequentialSampler", **off)]
+
+    each = lambda rank, s: {"grad": 5 + s + 90 * rank, "param": 6 + s + 90 * rank, "hyper": 10}  # noqa: E731
+    return two_ranks(ddp=False, each=each, extra=passes)
+
+
+FIRST, SECOND, THIRD = list(range(8)), list(range(8, 16)), list(range(16, 24))
+
+
+@pytest.mark.parametrize(("made", "severity"), [
+    (held_out((SECOND, FIRST), (FIRST, SECOND)), Severity.ADVICE),  # two folds
+    (held_out((SECOND + THIRD, FIRST + THIRD), (FIRST, SECOND)), Severity.ADVICE),
+    (held_out((SECOND, FIRST), (FIRST, SECOND), rows=False), Severity.ADVICE),  # augmented samples: their places tell
+    (held_out((FIRST, SECOND), (THIRD, THIRD)), Severity.ERROR),
+    (held_out((FIRST, SECOND), (THIRD[:4], THIRD[4:])), Severity.ERROR),  # shares of both
+    (held_out((FIRST, SECOND), (FIRST, SECOND)), Severity.ERROR),  # measured on what it is trained on
+    (held_out((FIRST + SECOND[:4], SECOND + THIRD), (SECOND[4:] + THIRD[:4], THIRD[:4] + FIRST[:4])), Severity.ERROR),  # drawn by chance: they overlap
+    (held_out((SECOND, FIRST), (FIRST, SECOND), distributed={"num_replicas": 2, "rank": 0}), Severity.ERROR),
+])  # fmt: skip
+def test_folds_by_rank_that_loaders_show(made: Run, severity: Severity) -> None:
+    assert [f.severity for f in findings(CHECKS["SYN126"], made)] == [severity]
+
+
+@pytest.mark.parametrize(("first", "last", "backward", "param", "fires"), [
+    ((5, 6), (7, 8), 0, (3, 3), False),  # candidates
+    ((5, 6), (7, 8), 1, (3, 3), True),  # averages of models that started apart
+    ((5, 6), (5, 6), 0, (3, 3), True),  # what nobody writes
+    ((5, 6), (7, 8), 0, (3, 4), True),  # the ranks' centres part
+])  # fmt: skip
+def test_candidates_that_ranks_try(first: tuple[int, int], last: tuple[int, int], backward: int, param: tuple[int, int], fires: bool) -> None:
+    def extra(rank: int) -> list[Event]:
+        return [event("others", models=[{"module": "Net", "num": 2, "first": first[rank], "digest": last[rank], "called": True, "grad": False}])]
+
+    made = two_ranks(ddp=False, setup_of=lambda r: setup(r, ddp=False), extra=extra, each=lambda r, s: {"num_backward": backward, "param": param[r]})
+    assert bool(findings(CHECKS["SYN115"], made)) == fires
+
+
+@pytest.mark.parametrize(("text", "listed"), [
+    ("#0 acc 0.912 #1 acc 0.877", True),
+    ("acc 91.20 87.70", True),
+    ("acc 0.912 loss 0.301", False),
+    ("acc 0.912", False),
+])  # fmt: skip
+def test_a_line_that_lists_what_each_rank_measured(text: str, listed: bool) -> None:
+    group = [Measured(r, event("measured", of="item", mean=m, weighted=m, sum=m, num=1, rows=1)) for r, m in enumerate((0.912, 0.877))]
+    assert one_shard._lists_all(Report(0, None, 0, 0, 0, text, "print"), group) == listed
+
+
+def test_a_line_that_names_a_client_says_whose_it_is() -> None:
+    assert Report(0, None, 0, 0, 0, "client 0: acc 0.91", "print").tagged and not Report(0, None, 0, 0, 0, "clients 3, acc 0.91", "print").tagged
