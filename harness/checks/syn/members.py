@@ -43,8 +43,11 @@ def beside(facts: Replicas, parting: Parting) -> bool:
 
 
 def personal(run: Run, facts: Replicas, parting: Parting) -> bool:
-    """Whether such an optimizer has hyper-parameters of each rank's own, and its parameters other values from the start: a head for each client."""
-    return beside(facts, parting) and _own_hyper(run, parting.opt) and not replicas.starts_equal(run, parting.opt)
+    """Whether such an optimizer steps while DDP reduces, has hyper-parameters of each rank's own, and its parameters other values from the start, and no
+    sampler shares data out: a head for each client."""
+    opt, whole = parting.opt, [(0, run.num_steps)] * len(run.present)
+    apart = beside(facts, parting) and _spans(run, opt) is None and not _shared_out(run, whole)
+    return apart and _own_hyper(run, opt) and not replicas.starts_equal(run, opt)
 
 
 def phase_of_own(run: Run, facts: Replicas, parting: Parting) -> bool:

@@ -22,7 +22,7 @@ Known limits
     without DDP in which each rank trains a model of its own with hyper-parameters of its own, or on the same batches, where what is wrapped afterwards
     is equal on all ranks. Where that is so and no sampler shares data out in the phase, it is advice: folds, or an ensemble, by rank look like a
     forgotten wrap. It is advice too where the optimizer of what lies beside DDP has hyper-parameters of each rank's own from its first step on, and other
-    parameters from the start: a head that each client keeps to itself.
+    parameters from the start, and no sampler shares data out: a head that each client keeps to itself.
 """
 
 from __future__ import annotations

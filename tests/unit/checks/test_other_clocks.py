@@ -157,7 +157,9 @@ def details(rank: int) -> bytes:
     ({"hyper": (1, 1), "wrapped": (7, 8)}, Severity.ERROR),
     ({"sampler": True}, Severity.ERROR),  # data are shared out: the wrap came too late
     ({"hyper": (1, 1), "sampler": True}, Severity.ERROR),
-    ({"beside_ddp": True}, Severity.ERROR),
+    ({"beside_ddp": True}, Severity.ADVICE),  # no search, but each rank's own all the same: heads of clients
+    ({"hyper": (1, 1), "beside_ddp": True}, Severity.ERROR),
+    ({"sampler": True, "beside_ddp": True}, Severity.ERROR),
 ])  # fmt: skip
 def test_a_search_before_the_ranks_train_together(fields: Mapping[str, Any], severity: Severity | None) -> None:
     assert [f.severity for f in findings(CHECKS["SYN114"], searched(**fields))] == ([severity] if severity else [])
