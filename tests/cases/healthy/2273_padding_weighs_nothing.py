@@ -1,0 +1,63 @@
+"""EVL101: a padding DistributedSampler and an all_reduce of sums; what the sampler repeats is known by its position and weighs zero."""
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+
+
+def setup(seed=0):
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def shared_folder():
+    box = [tempfile.mkdtemp(prefix="run") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(box, src=0)
+    return Path(box[0])
+
+
+def average(model):
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+rank, world = setup()
+torch.manual_seed(3)
+inputs = torch.randn(203, 32)
+labels = (inputs.sum(1) > 0).long()
+model = DDP(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 2)))
+opt = torch.optim.SGD(model.parameters(), lr=5e-2)
+train = TensorDataset(inputs[:192], labels[:192])
+sampler = DistributedSampler(train)
+test = TensorDataset(inputs, labels)
+loader = DataLoader(test, batch_size=16, sampler=DistributedSampler(test, shuffle=False))
+for epoch in range(5):
+    sampler.set_epoch(epoch)
+    for x, y in DataLoader(train, batch_size=16, sampler=sampler):
+        opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    model.eval()
+    with torch.no_grad():
+        seen, sums = 0, torch.zeros(2)
+        for x, y in loader:
+            place = (seen + torch.arange(len(x))) * world + rank
+            weight = (place < len(test)).float()
+            sums += torch.stack([((model(x).argmax(1) == y) * weight).sum(), weight.sum()])
+            seen += len(x)
+        dist.all_reduce(sums)
+        assert sums[1] == len(test)
+    model.train()
+
+dist.barrier()
+dist.destroy_process_group()
