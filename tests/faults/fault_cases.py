@@ -208,7 +208,7 @@ DEATHS = (
     Case(
         "full_disk",
         "saving",
-        "with open('fill', 'wb') as file:\n    while True: file.write(b'x' * 65536)  # culprit",
+        "with open('fill', 'wb', buffering=0) as file:\n    while True: file.write(b'x' * 65536)  # culprit",
         ("LAU101",),
         guard="RANK == 0",
         ranks=(0,),
