@@ -62,7 +62,16 @@ def test_a_call_is_on_the_page_at_once_when_the_last_write_is_old(recorder: Reco
     assert seen.since_ns == recorder._op_since
 
 
+def test_without_a_beat_a_call_is_on_the_page_at_once(recorder: Recorder) -> None:
+    recorder._page_ns = time.time_ns() + 10**12
+    recorder.enter("join", SITE)
+    assert page(recorder).op == "join"
+    recorder.leave()
+    assert page(recorder).op == ""
+
+
 def test_a_call_soon_after_a_write_is_published_by_the_beat(recorder: Recorder) -> None:
+    recorder.beats = True
     recorder._page_ns = time.time_ns() + 10**12  # as if it were written just now, however slow this machine is
     recorder.enter("backward", None)
     recorder.progress()

@@ -52,6 +52,7 @@ def start(*_args: Any, **_kwargs: Any) -> None:
     _started[pid] = True
     beat = Beat(S.recorder)
     _live[:] = [beat]
+    S.recorder.beats = True
     _thread.start_new_thread(beat.run, ())
 
 
