@@ -19,7 +19,8 @@ Right
 Known limits
     Large models are hashed in slices: an edit of one element can be seen some steps late. The optimizer's own state may be the
     cause too (CKP106). The line is that of a copy or an assignment of `.data`; other in-place arithmetic (`weight.data[3, 3] += ...`) calls
-    nothing that is watched, and the finding stands on the backward.
+    nothing that is watched, and the finding stands on the backward. Updates written by hand, without an
+    optimizer, are not judged here: their gradients are not read.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class EditedOnOneRank(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
         for opt, parting in sorted(facts.partings.items()):
+            if opt == protocol.OPT_BY_HAND:  # what it steps with is not read: nobody knows whether it agrees
+                continue
             first = min((s for s in (parting.param_step, parting.full_step) if s is not None), default=None)
             if first is None or not replicas.starts_equal(run, opt) or not (facts.ddp_names(opt) or facts.hand_synced_numel):
                 continue

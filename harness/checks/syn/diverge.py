@@ -25,7 +25,10 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import callers, gradients, in_hooks, lone_steps, replicas, rounding
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Event, Run, where_of
+
+BY_HAND = "updated by hand, from gradients that are not read"
 
 
 class ReplicasDiverge(Check):
@@ -48,7 +51,8 @@ class ReplicasDiverge(Check):
                 lone, mended = lone_steps.apart(run)
                 if mended and parting.num_param <= len(lone):
                     return  # local steps on purpose, each followed by an average of the parameters
-                seen = f"{parting.num_grad} of {parting.steps} steps with differing gradients, {parting.num_param} with differing parameters"
+                read = f"{parting.num_grad} of {parting.steps} steps with differing gradients" if opt != protocol.OPT_BY_HAND else BY_HAND
+                seen = f"{read}, {parting.num_param} with differing parameters"
                 if facts.wrapped and (updates := in_hooks.updates(run)):
                     yield self._in_backward(run, updates, seen)
                     return
@@ -69,7 +73,11 @@ class ReplicasDiverge(Check):
             where=facts.grad_site(parting.opt, parting.grad_step),
             ranks=run.rank_ids,
             notes=[seen],
-            help="see what the script does to these parameters at that step on one rank only",
+            help=(
+                "update them from what the ranks have averaged: see that the reduced values are those that the update takes"
+                if seen.startswith(BY_HAND)
+                else "see what the script does to these parameters at that step on one rank only"
+            ),
         )
 
     def _unaveraged(self, run: Run, facts: replicas.Replicas, parting: replicas.Parting, start: int, seen: str) -> Finding:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from builder import event, findings, site
-from replica_runs import by_rank, two_ranks
+from replica_runs import by_rank, setup, two_ranks
 
 from harness.checks.base import Check
 from harness.checks.registry import all_checks
+from harness.probe import protocol
 from harness.record import Event, Run
 
 CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
@@ -59,3 +60,27 @@ def test_steps_in_hooks_before_the_gradients_are_averaged() -> None:
 @pytest.mark.parametrize("fields", [{"parted": False}, {"group_size": 1}, {"no_sync": True}, {"collectives": 1}])
 def test_hooks_that_average_by_themselves(fields: dict[str, Any]) -> None:
     assert all("hooks" not in f.message for f in findings(CHECKS["SYN127"], updated_in_hooks(**fields)))
+
+
+def test_an_update_by_hand_is_not_said_to_have_equal_gradients() -> None:
+    """Its gradients are not read: what was averaged may not be what was used."""
+    def begun(rank: int) -> list[Event]:
+        return [
+            *(e for e in setup(rank, ddp=False, opt=protocol.OPT_BY_HAND, kind="by hand") if e.kind != "initial"),
+            event("initial", opt=protocol.OPT_BY_HAND, each=[1, 2, 3, 4]),
+        ]
+
+    def summed(rank: int) -> list[Event]:
+        return [event("coll", line=41, s=s, op="all_reduce", numel=40, grad=False) for s in range(12)]
+
+    made = two_ranks(
+        ddp=False, setup_of=begun, extra=summed, wrong={"param": (0,)},
+        each=lambda r, s: {"opt": protocol.OPT_BY_HAND, "grad": 0, "hyper": 0, "num_coll": 1, "param": 100 + s + 7 * r},
+    )  # fmt: skip
+    for recording in made.present:
+        size = protocol.DETAIL.size + 32
+        parts = [recording.params[at : at + size] for at in range(0, len(recording.params), size)]
+        recording.params = b"".join(protocol.DETAIL.pack(s, protocol.OPT_BY_HAND, 4) + part[protocol.DETAIL.size :] for s, part in enumerate(parts))
+    assert findings(CHECKS["OPT111"], made) == []
+    (found,) = findings(CHECKS["SYN127"], made)
+    assert "gradients that are not read" in found.notes[0]
