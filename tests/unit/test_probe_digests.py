@@ -35,6 +35,7 @@ def test_the_bits_are_those_of_the_sampled_view(name: str) -> None:
     wanted = digests.to_bytes(digests.sampled(tensor).detach().resolve_neg())
     assert digests.of_tensors([tensor])[1] == [crc32(wanted)]
     assert digests.of_tensors([None, tensor, *TENSORS.values()])[1][:2] == [0, crc32(wanted)]
+    assert digests.of_tensors([tensor, tensor], lasting=False)[1] == [crc32(wanted)] * 2  # as a gradient is read
     assert digests.bits(tensor) in (None, wanted)
 
 
@@ -48,10 +49,12 @@ def test_minus_zero_is_zero(values: Any, wanted: bool) -> None:
 
 def test_what_has_no_memory_has_no_digest() -> None:
     given_back = torch.randn(100)
+    part = given_back[3:]
     given_back.untyped_storage().resize_(0)
     shrunk = torch.randn(100)
     shrunk.untyped_storage().resize_(40)
-    none: list[Any] = [given_back, shrunk, None, torch.zeros(0), torch.randn(2, device="meta"), torch.randn(3, dtype=torch.complex64)]
+    assert digests.of_tensors([given_back, part], lasting=False)[1] == [0, 0]
+    none: list[Any] = [given_back, part, shrunk, None, torch.zeros(0), torch.randn(2, device="meta"), torch.randn(3, dtype=torch.complex64)]
     assert digests.of_tensors(none)[1] == [0] * len(none)
 
 
