@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from harness import collector, columns, solo
+from harness import collector, columns, solo, worlds
 from harness.model import Ending, Plan, Where
 from harness.probe import protocol
 from harness.probe.protocol import Row
@@ -229,6 +229,7 @@ class Run:
     expect: Mapping[str, Any] = field(default_factory=dict)
     nodes: Sequence[Mapping[str, Any]] = ()  # of a Slurm job: what each supervisor found on its node
     live: bool = False  # the run goes on; the last rows may be missing on some ranks
+    others: list[Run] = field(default_factory=list)  # worlds that the script made before or after this one (see worlds.py)
     unreadable: list[str] = field(default_factory=list)  # what checks stumbled over while they judged: forged values, or another version's
 
     @property
@@ -299,29 +300,31 @@ class Run:
 def assemble(plan: Plan, recordings: Sequence[Recording], **rest: Any) -> Run:
     """Put recordings into ranks. The training world is the one that init_process_group made; else what the launcher started.
 
-    Processes that the script made itself (mp.spawn) form the world if they made a process group of more than one rank.
+    Processes that the script made itself (mp.spawn) form the world if they made a process group of more than one rank. Of several such worlds the one
+    that trained longest is the run, and the others are its `others`.
     """
-    grouped: dict[int, Recording] = {}
-    for recording in recordings:
-        joined = [e for e in recording.of(protocol.PROCESS_GROUP) if e["done"] and number(e["world_size"], -1) > 0]
-        if joined:
-            grouped.setdefault(number(joined[-1]["rank"], -1), recording)
-            size = number(joined[-1]["world_size"], -1)
-            rest.setdefault("_world", size)
-    world = rest.pop("_world", 0)
+    made = worlds.split(recordings)
+    grouped, world = (made[0].members, made[0].size) if made else ({}, 0)
     mains = {r.env_rank if r.env_rank >= 0 else 0: r for r in recordings if r.role == "main"}
     spawned = any(r.role == "child" for r in grouped.values())
-    if grouped and (spawned or world >= len(mains)):
-        table, size = grouped, max(world, max(grouped) + 1)
-        if not spawned:
-            size = max(size, plan.world_size) if world >= plan.world_size else plan.world_size
-            table = {**mains, **{k: v for k, v in grouped.items() if k < size}}
-    else:
-        table, size = mains, plan.world_size
-    size = min(size, 65_536)
-    ranks: list[Recording | None] = [None] * size
+    if not grouped or not (spawned or world >= len(mains)):
+        return _placed(plan, mains, plan.world_size, recordings, **rest)
+    table, size = grouped, max(world, max(grouped) + 1)
+    if not spawned:
+        size = max(size, plan.world_size) if world >= plan.world_size else plan.world_size
+        table = {**mains, **{k: v for k, v in grouped.items() if k < size}}
+    run = _placed(plan, table, size, recordings, **rest)
+    members = {id(r) for one in made for r in one.members.values()}
+    beside = [r for r in recordings if id(r) not in members]
+    for one in made[1:]:
+        run.others.append(_placed(plan, one.members, one.size, [*beside, *one.members.values()], **rest | {"expect": {}}))
+    return run
+
+
+def _placed(plan: Plan, table: Mapping[int, Recording], size: int, recordings: Sequence[Recording], **rest: Any) -> Run:
+    ranks: list[Recording | None] = [None] * min(size, 65_536)
     for rank, recording in table.items():
-        if 0 <= rank < size:
+        if 0 <= rank < len(ranks):
             recording.rank = rank
             ranks[rank] = recording
     trimmed = solo.without(ranks)

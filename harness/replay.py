@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness import attempt, errors, rundir, suppress
+from harness import attempt, errors, rundir, suppress, worlds
 from harness.errors import UsageError
 from harness.model import Ending, Finding, Plan, RankExit, Scheduler, Severity, Verdict
 from harness.probe import protocol
@@ -155,7 +155,7 @@ def judge(run: Run, judging: Judging) -> Silenced:
     """All selected checks, then what the user silenced is taken out; ignored checks run too, else nobody could say that one was in vain."""
     from harness.checks.engine import judge as engine_judge
 
-    outcomes, findings = engine_judge(run, judging.select, ())
+    outcomes, findings = worlds.merged([engine_judge(one, judging.select, ()) for one in (run, *run.others)])
     return suppress.apply(outcomes, findings, run.plan.scenario.path, judging.comments, judging.ignore)
 
 

@@ -343,7 +343,9 @@ def facts_line(run: Run) -> str:
     parts += [p for p in (figures.devices(run), figures.backend(run)) if p]
     reported = sum(r is not None for r in run.ranks)
     parts.append(f"{reported} of {count(run.world_size, 'rank')} reported")
-    return f"{'ran on':12}{', '.join(one_line(p, 80) for p in parts)}"
+    if run.others:
+        parts.append(f"{len(run.others) + 1} process groups one after the other: all were judged, the figures are those of the longest")
+    return f"{'ran on':12}{', '.join(one_line(p, 120) for p in parts)}"
 
 
 def render(run: Run, verdict: Verdict, folder: Path, cwd: str, style: Style) -> str:
