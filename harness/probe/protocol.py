@@ -230,7 +230,7 @@ PYTHON_RNG = (
     "triangular",
 )  # of `random`, where the draws are noted
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})  # "op" of a "coll" event that needs no third rank
-PROCESS_GROUP = "pg"  # rank, world_size, backend, init_method, site, done: bool (event before the call and after it)
+PROCESS_GROUP = "pg"  # rank, world_size, backend, torch (version), init_method, site, done: bool (event before the call and after it)
 PARAMS = "params"  # opt, names, numels, shapes, dtypes, devices, ddp: [bool], wrapped: index of the wrap event or -1
 STACKS = "stacks"  # request, threads {name: [site...]}
 

@@ -211,7 +211,8 @@ def versions(run: Run) -> dict[str, Any]:
     for recording in (*run.present, *run.processes):  # a child that was forked says nothing of a torch that its parent imported
         for event in recording.of(protocol.TORCH):
             return {k: event[k] for k in ("version", "cuda", "cuda_available", "num_devices", "threads")}
-    return {}
+    joined = [e["torch"] for _, e in run.events(protocol.PROCESS_GROUP) if e["torch"]]  # ranks that a launcher of the script's own started
+    return {"version": joined[0]} if joined else {}
 
 
 def devices(run: Run) -> str:

@@ -85,6 +85,13 @@ def test_what_the_ranks_said_of_themselves() -> None:
     assert (figures.devices(run), figures.backend(run)) == ("cpu", "gloo")
 
 
+def test_ranks_of_a_launcher_of_the_scripts_own_name_their_torch_when_they_join() -> None:
+    joined = {"k": "pg", "t": 1, "s": 0, "done": True, "rank": 0, "world_size": 1, "torch": "2.14.1+cpu"}
+    recording = make_recording(0, more=[joined])
+    recording.events = [e for e in recording.events if e.kind != "torch"]
+    assert figures.versions(make_run([recording]))["version"] == "2.14.1+cpu"
+
+
 def test_a_thousand_ranks_take_seconds_at_most() -> None:
     rows = b"".join(make_row(i) for i in range(1000))
     ranks = [Recording(f"0-{i}-1", rows=rows) for i in range(100)]

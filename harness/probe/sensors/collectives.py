@@ -257,13 +257,15 @@ def adopt() -> None:
 
 @quiet
 def _joined(site: sites.Site, asked: dict[str, Any]) -> None:
+    import torch
     import torch.distributed as dist
 
     S.group = dist.distributed_c10d._get_default_group()
     S.recorder.phase("setup")
     S.recorder.event(
-        "pg", site, done=True, asked=asked, rank=dist.get_rank(), world_size=dist.get_world_size(), backend=str(dist.get_backend())
-    )
+        "pg", site, done=True, asked=asked, rank=dist.get_rank(), world_size=dist.get_world_size(), backend=str(dist.get_backend()),
+        torch=str(torch.__version__),
+    )  # fmt: skip
     from . import beat
 
     beat.start()
