@@ -77,11 +77,16 @@ def writes(file: str, line: int, attribute: str) -> Site | None:
     """The first statement of the function at `line` that assigns to `.attribute` or calls an in-place method (`mul_`, `copy_`, ...) of it."""
     tree = syntax.tree(file)
     for scope in syntax.nodes(tree) if tree is not None else ():
-        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and scope.lineno <= line <= scope.lineno + len(scope.decorator_list) + 1:
+        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) and _begins(scope) <= line <= scope.lineno:
             for node in sorted((n for n in syntax.nodes(scope) if isinstance(n, ast.Attribute)), key=lambda n: n.lineno):
                 if node.attr == attribute and (isinstance(node.ctx, ast.Store) or _in_place(scope, node)):
                     return (file, node.lineno, scope.name)
     return None
+
+
+def _begins(scope: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Where Python says that it begins: at its first decorator."""
+    return min(scope.lineno, *(d.lineno for d in scope.decorator_list), scope.lineno)
 
 
 def _in_place(scope: ast.AST, owner: ast.Attribute) -> bool:

@@ -19,7 +19,7 @@ import sys
 import weakref
 from typing import Any
 
-from .. import cuts, digests, names, sites, sources
+from .. import bufferwrites, cuts, digests, names, sites, sources
 from ..patching import after, before, contained, quiet, wrap
 from ..state import S, mix
 from . import edits, graphs, inputs, ownscales
@@ -130,7 +130,7 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
         static_graph=bool(getattr(self, "static_graph", False)),
         broadcast_buffers=bool(self.broadcast_buffers),
         own_buffers=wrapped.own_buffers[:50],
-        own_buffer_site=_buffer_site(module, wrapped.own_buffers),
+        own_buffer_site=bufferwrites.place(module, wrapped.own_buffers),
         buffers=[n for n, _ in module.named_buffers()][:200],
         each=digests.of_tensors([p for _, p in named])[1][:4096],
         group_size=self.process_group.size(),
@@ -183,19 +183,6 @@ def _note_apply(module: Any, *args: Any, **kwargs: Any) -> None:
         and any((m := w.ref()) is not None and module in (m, m.module) for w in S.ddps)
     ):
         S.recorder.event("apply", sites.here(4))
-
-
-def _buffer_site(module: Any, names_of_buffers: list[str]) -> Any:
-    """The statement in a module's forward that writes its first own buffer, from the source."""
-    for full in names_of_buffers[:4]:
-        owner, _, name = full.rpartition(".")
-        forward = type(module.get_submodule(owner)).forward
-        code = getattr(forward, "__code__", None)
-        if code is not None and sites.is_user_file(code.co_filename):
-            found = sources.writes(code.co_filename, code.co_firstlineno, name)
-            if found is not None:
-                return sites.as_json(found)
-    return None
 
 
 def _look_for_data(wrapped: Wrapped, site: sites.Site) -> None:
