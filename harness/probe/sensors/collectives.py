@@ -21,7 +21,7 @@ from typing import Any
 from .. import conditions, digests, entries, failures, protocol, replicated, sites, variables
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
-from . import gathers, handles, queue
+from . import gathers, handles, payloads, queue
 
 OPS = (
     "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
@@ -210,7 +210,10 @@ def _make(op: str) -> Any:
             finally:
                 S.in_collective -= 1
             S.recorder.leave()
-            S.since.coll_s += time.perf_counter() - began
+            took_s = time.perf_counter() - began
+            S.since.coll_s += took_s
+            if op in payloads.OPS:
+                payloads.note(op, site, took_s)
             S.since.python_seq += max(0, seq() - before)
             if S.steps < gathers.FIRST_STEPS and op in gathers.OPS:
                 gathers.note(op, args, kwargs, result, site)
