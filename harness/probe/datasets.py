@@ -273,7 +273,7 @@ def _is_plain(value: Any) -> bool:
 def row_digests(tensor: Any, max_rows: int = 512) -> list[int]:
     """A digest a row of a CPU tensor, read where it lies: whole rows up to 512 bytes, every n-th element of longer ones."""
     numpy = sys.modules.get("numpy")
-    if numpy is None or not digests.plain(tensor) or tensor.device.type != "cpu" or not tensor.is_contiguous():
+    if numpy is None or not digests.plain(tensor) or tensor.device.type != "cpu" or not tensor.is_contiguous() or not digests.has_memory(tensor):
         return digests.of_rows(tensor, max_rows)
     size = tensor.element_size()
     memory = (ctypes.c_char * (tensor.numel() * size)).from_address(tensor.data_ptr())  # as digests.to_bytes does, and for its reason

@@ -88,19 +88,37 @@ def _span(tensor: Any) -> int:
     return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
 
 
+def has_memory(tensor: Any) -> bool:
+    """Whether the storage of a plain tensor holds all of its elements: FSDP gives a gathered parameter's memory back and keeps the tensor."""
+    try:
+        return bool(tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + _span(tensor)) * tensor.element_size())
+    except RuntimeError:
+        return False
+
+
 def sampled(tensor: Any, num: int = NUM_SAMPLES) -> Any:
-    """A view of at most `num` evenly spaced storage elements (no copy)."""
+    """A view of at most `num` evenly spaced storage elements (no copy); an empty tensor where they have no memory."""
     span = _span(tensor)
     step = max(1, -(-span // num))
-    return tensor.as_strided((-(-span // step),), (step,), tensor.storage_offset())
+    return _view_of(tensor, -(-span // step), step, tensor.storage_offset())
+
+
+def _view_of(tensor: Any, num: int, step: int, start: int) -> Any:
+    try:
+        return tensor.as_strided((num,), (step,), start)
+    except RuntimeError:  # out of the storage's bounds
+        return tensor.detach().new_empty(0)
 
 
 def to_bytes(flat: Any) -> bytes:
-    """The bits of a flat tensor. Never through numpy: that marks the storage as one that cannot be resized, and FSDP resizes its parameters'."""
+    """The bits of a flat tensor, none of one without memory. Never through numpy: that marks the storage as one that cannot be resized, and FSDP
+    resizes its parameters'."""
     import torch
 
     if flat.device.type != "cpu":
         flat = flat.cpu()
+    if not flat.numel() or not has_memory(flat):
+        return b""
     flat = flat.contiguous()
     if flat.dtype is torch.bool:
         flat = flat.to(torch.uint8)
@@ -215,11 +233,8 @@ def _together(tensors: Sequence[Any], which: Sequence[int], each: list[int]) -> 
     by_dtype: dict[Any, list[tuple[int, Any]]] = {}
     with torch.no_grad():
         for i in which:
-            try:
-                view = sampled(tensors[i])
-            except RuntimeError:  # without memory
-                continue
-            by_dtype.setdefault((view.dtype, view.device), []).append((i, view))
+            if (view := sampled(tensors[i])).numel():
+                by_dtype.setdefault((view.dtype, view.device), []).append((i, view))
         for group in by_dtype.values():
             blob = to_bytes(torch.cat([view for _, view in group]) if len(group) > 1 else group[0][1].resolve_neg())
             width = len(blob) // max(1, sum(view.numel() for _, view in group))
@@ -231,13 +246,13 @@ def _together(tensors: Sequence[Any], which: Sequence[int], each: list[int]) -> 
 
 
 def full(tensor: Any) -> int:
-    """Every bit of a CPU tensor (about 0.6 ms a MB); 0 where it is not plain, not dense or not on the CPU."""
+    """Every bit of a CPU tensor (about 0.6 ms a MB); 0 where it is not plain, not dense, not on the CPU or without memory."""
     import torch
 
-    if tensor is None or not plain(tensor) or _span(tensor) != tensor.numel():
+    if tensor is None or not plain(tensor) or _span(tensor) != tensor.numel() or not has_memory(tensor):
         return 0
     with torch.no_grad():
-        return crc32(to_bytes(tensor.as_strided((tensor.numel(),), (1,), tensor.storage_offset()))) or 1
+        return crc32(to_bytes(_view_of(tensor, tensor.numel(), 1, tensor.storage_offset()))) or 1
 
 
 class Rotation:
@@ -273,7 +288,7 @@ class Rotation:
                     size = tensor.element_size()
                     value = crc32(_view(address + start * size, num * size, _READ), value)
                 else:
-                    value = crc32(to_bytes(tensor.as_strided((num,), (1,), tensor.storage_offset() + start)), value)
+                    value = crc32(to_bytes(_view_of(tensor, num, 1, tensor.storage_offset() + start)), value)
         return (value << 32 | len(chosen)) if chosen else 0
 
 
@@ -301,6 +316,8 @@ def of_rows(tensor: Any, max_rows: int = 512, width: int = 32) -> list[int]:
     import torch
 
     with torch.no_grad():
+        if not has_memory(tensor):
+            return []
         rows = tensor.detach()[:max_rows]
         rows = rows.reshape(rows.shape[0], -1)
         step = max(1, rows.shape[1] // width)

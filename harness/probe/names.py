@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from . import protocol
+from . import fullyshard, protocol
 
 clean = protocol.clean_name
 _living: dict[int, weakref.ref[Any]] = {}
@@ -57,6 +57,20 @@ def modules_of(root: Any) -> list[Any]:
     return found
 
 
+def _named(root: Any) -> list[tuple[str, Any]]:
+    """Its parameters, and the shards in whose place FSDP2 has put gathered parameters for now."""
+    found = list(root.named_parameters(remove_duplicate=False))
+    shards = [(name, shard) for name, shard, _ in fullyshard.parameters(root, modules_of(root))]
+    known = {id(p) for _, p in found} if shards else set()
+    return found + [(name, shard) for name, shard in shards if id(shard) not in known]
+
+
+def gathered(params: list[Any]) -> list[str]:
+    """Names of those that are gathered parameters of FSDP2: it gives no gradient to them and forgets what is written into them."""
+    known = {id(whole): name for root in root_modules() for name, _, whole in fullyshard.parameters(root, modules_of(root)) if whole is not None}
+    return [clean(known[id(p)]) for p in params if id(p) in known]
+
+
 def owners(params: list[Any]) -> tuple[dict[int, str], list[Any]]:
     """(id of parameter -> name, root modules that own at least one of them).
 
@@ -66,7 +80,7 @@ def owners(params: list[Any]) -> tuple[dict[int, str], list[Any]]:
     table: dict[int, str] = {}
     roots: list[tuple[Any, dict[int, str]]] = []
     for root in root_modules():
-        own = {id(p): clean(name) for name, p in root.named_parameters(remove_duplicate=False) if id(p) in wanted}
+        own = {id(p): clean(name) for name, p in _named(root) if id(p) in wanted}
         if own and not all(key in table for key in own):
             roots.append((root, own))
             for key, name in own.items():

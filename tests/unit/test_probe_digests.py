@@ -8,7 +8,7 @@ from zlib import crc32
 import pytest
 import torch
 
-from harness.probe import digests
+from harness.probe import datasets, digests
 
 TENSORS: dict[str, Any] = {
     "small": torch.randn(3),
@@ -56,6 +56,21 @@ def test_what_has_no_memory_has_no_digest() -> None:
     assert digests.of_tensors([given_back, part], lasting=False)[1] == [0, 0]
     none: list[Any] = [given_back, part, shrunk, None, torch.zeros(0), torch.randn(2, device="meta"), torch.randn(3, dtype=torch.complex64)]
     assert digests.of_tensors(none)[1] == [0] * len(none)
+
+
+def test_nothing_reads_memory_that_was_given_back() -> None:
+    kept, given_back, shrunk = torch.randn(100), torch.nn.Parameter(torch.randn(20, 100)), torch.randn(100)
+    part = given_back.detach()[2:]
+    rotation = digests.Rotation([kept, given_back, shrunk])
+    alone = digests.Rotation([kept]).digest([kept], 0)
+    given_back.untyped_storage().resize_(0)
+    shrunk.untyped_storage().resize_(40)
+    for lost in (given_back, shrunk, part, given_back.detach().view(-1)):
+        assert not digests.has_memory(lost) and digests.plain(lost)
+        assert digests.sampled(lost).tolist() == [] and not digests.any_sampled(lost)
+        assert digests.full(lost) == 0 and digests.to_bytes(lost) == b"" and digests.of_rows(lost) == [] == datasets.row_digests(lost)
+    assert rotation.digest([kept, given_back, shrunk], 0) >> 32 == alone >> 32
+    assert digests.has_memory(kept) and digests.has_memory(kept[::3]) and not digests.has_memory(given_back)
 
 
 def test_a_place_that_was_read_before_is_read_again_as_it_is_now() -> None:

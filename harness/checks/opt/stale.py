@@ -3,7 +3,7 @@
 What it does
     Looks for optimizers whose parameters never receive a gradient, or whose parameters no living module owns while a module has a
     successor of the same shape. Also for one that was left behind in mid-run: from some step on none of its gradients is new, while the
-    loss goes over to parameters that no optimizer holds.
+    loss goes over to parameters that no optimizer holds. Or for one that holds gathered parameters of FSDP2 instead of their shards.
 
 Why it is bad
     The optimizer was built before the model was copied, converted or re-wrapped, or a parameter was replaced after it was built:
@@ -13,9 +13,17 @@ Wrong
     optimizer = SGD(model.parameters(), lr=0.1)
     model = copy.deepcopy(model)
 
+    fully_shard(model)
+    validate(model)                                        # the root stays gathered until a backward
+    optimizer = SGD(model.parameters(), lr=0.1)
+
 Right
     model = copy.deepcopy(model)
     optimizer = SGD(model.parameters(), lr=0.1)
+
+    fully_shard(model)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    validate(model)
 
 Known limits
     An optimizer that is stepped only once is not judged.
@@ -30,7 +38,7 @@ from harness.checks.opt import optimizers
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
 from harness.probe.protocol import FLAG_ALL_NONE
-from harness.record import Event, Run
+from harness.record import Event, Run, texts
 
 
 class StaleOptimizer(Check):
@@ -49,13 +57,29 @@ class StaleOptimizer(Check):
                 continue
             ranks = optimizers.ranks_of(rows, opt)
             found = (
-                self._never(run, rank, opt, event, steps, ranks)
+                self._gathered(event, ranks)
+                or self._never(run, rank, opt, event, steps, ranks)
                 or self._left_behind(run, rank, opt, event, steps, ranks)
                 or self._orphaned(run, rank, opt, event, ranks)
             )
             if found is not None:
                 yield found
                 return
+
+    def _gathered(self, event: Event, ranks: Sequence[int]) -> Finding | None:
+        """FSDP2 reduces gradients into the shards, and gives the memory of gathered parameters back."""
+        gathered = texts(event["gathered"])
+        if not gathered:
+            return None
+        num = len(event["names"] or ())
+        return self.finding(
+            f"{len(gathered)} of the {num} parameters of the {event['kind']} optimizer are gathered (unsharded) ones of fully_shard, not the "
+            "model's own shards: they never get a gradient, and are not trained",
+            where=event.where,
+            ranks=ranks,
+            notes=[replicas.listed(gathered), "the optimizer was made while they were gathered: behind a forward (the root module stays so) or `unshard()`"],
+            help="build the optimizer behind `fully_shard` and before any forward, or call `model.reshard()` first",
+        )
 
     def _never(self, run: Run, rank: int, opt: int, event: Event, steps: Sequence[int], ranks: Sequence[int]) -> Finding | None:
         """No gradient ever came. `steps`: row numbers of this optimizer's steps."""

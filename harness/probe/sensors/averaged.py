@@ -86,12 +86,13 @@ def _at_backward(loss: Any) -> None:
 
 def _look(one: Average, values: list[float], live: list[Any]) -> None:
     before, one.values = one.values, values
-    moved = bool(before) and before != values
+    moved = bool(before) and len(before) == len(values) and before != values
     one.moves += moved
     one.ever = one.ever or moved
     one.backwards += 1
     if S.steps == one.step:  # the weights have not moved since the last backward
-        one.idle += moved and approaches(before, values, _sampled(live))
+        now = _sampled(live)  # fewer where FSDP has given memory back
+        one.idle += moved and len(now) == len(values) and approaches(before, values, now)
         return
     if one.step >= 0:
         outrun = one.idle > 0 and one.moves > 1  # moved once, between two micro-batches, it keeps pace

@@ -1,7 +1,7 @@
 """The witness: one row an optimizer step, from torch's own global step hooks.
 
 Event "params" (once an optimizer, again when its parameters change): opt, kind, names, numels, shapes, dtypes, devices, ddp (index of
-the wrap event or -1), owned (a living module has it), requires_grad, groups (lr, weight_decay a group), num_steps_per_slice.
+the wrap event or -1), owned (a living module has it), gathered (names, see fullyshard), requires_grad, groups (lr, weight_decay a group), num_steps_per_slice.
 Event "train_flags" (whenever a step finds other modes than the last, 64 at most): opt, num_eval, eval (names of modules in eval mode, 20 at most;
 "" is the model itself), tops (whether each model itself is in train mode).
 Event "full": digests {name: crc} of every parameter and optimizer state tensor, at the end of the process (why="end").
@@ -62,8 +62,7 @@ class Witness:
         self.wraps = [ddp.wrap_of(p) for p in self.params]
         self.of_ddp = protocol.FLAG_DDP if any(w >= 0 for w in self.wraps) else 0
         self.describe(optimizer)
-        params, self.params = self.params, []  # weak references only: we keep nothing of the user's alive
-        del params
+        self.params = []  # weak references only: we keep nothing of the user's alive
 
     def describe(self, optimizer: Any) -> None:
         S.recorder.event(
@@ -78,6 +77,7 @@ class Witness:
             devices=sorted({str(p.device) for p in self.params}),
             ddp=self.wraps,
             owned=self.owned,
+            gathered=names.gathered(self.params),
             sharded=any(type(p).__name__ == "DTensor" or type(getattr(p, "data", p)).__name__ == "DTensor" for p in self.params),
             shared=sum(p.is_shared() for p in self.params if p.device.type == "cpu"),
             requires_grad=[p.requires_grad for p in self.params],

@@ -123,6 +123,8 @@ FAULTS: dict[str, tuple[Any, Run, int | None]] = {
                               event("accumulation", line=59, opt=0, sites=[])]), 59),
     "orphaned": (stale, two_ranks(setup_of=lambda r: [*setup(r)[:3], event("params", line=22, opt=0, kind="SGD", names=NAMES, ddp=[0] * 4,
                                                                             owned=[True, True, True, False])], ungraded=(3,)), None),
+    "gathered": (stale, two_ranks(setup_of=lambda r: [*setup(r, ddp=False, sharded=True)[:-1], event("params", line=22, opt=0, kind="SGD", sharded=True,
+                                   names=NAMES, ddp=[-1] * 4, owned=[True, True, False, False], gathered=["head.weight", "head.bias"])]), 22),
     "left_behind": (stale, two_ranks(each=nothing_from(6), extra=left_in()), 44),
     "left_behind_uncleared": (stale, two_ranks(each=lambda r, s: {"grad": 50 + min(s, 6), "flags": FLAG_CHANGED}, extra=left_in(None)), 22),
     "unstepped": (unstepped, two_ranks(extra=lambda r: [unstepped_event(1, looks=1), unstepped_event(8)]), 22),
