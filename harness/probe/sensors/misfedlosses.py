@@ -1,0 +1,79 @@
+"""What torch's classification losses are fed: probabilities where they want scores, scores where they want log-probabilities.
+
+Told by the operations in the graph of the first losses; what lies between a loss and the operation that made its input may only change the shape or the
+type. A compiled model shows one node and is silent.
+Event "misfed_loss" (once a statement): site (the statement that made the loss, or its backward), loss ("cross_entropy" |
+"binary_cross_entropy_with_logits" | "nll_loss"), fed (name of the node that made its input), rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import sources
+from ..patching import contained
+from ..state import S
+from . import backward
+
+LOOKED_AT = frozenset({0, 1, 2, 5, 11})  # backwards: losses in turn, or one that joins later
+MAX_NODES, MAX_BETWEEN, MAX_TOLD = 96, 6, 8
+NLL = ("NllLossBackward0", "NllLoss2DBackward0")
+SQUASHED = {"LogSoftmaxBackward0": ("SoftmaxBackward0",), "BinaryCrossEntropyWithLogitsBackward0": ("SigmoidBackward0", "SoftmaxBackward0")}
+RAW = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "ConvolutionBackward0", "ReluBackward0", "LeakyReluBackward0")
+SHAPES = (
+    "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Slice", "Select", "Index", "Alias",
+    "Flatten", "Unflatten", "Contiguous", "Split", "Cat",
+)  # fmt: skip
+_told: set[tuple[str, int, str]] = set()
+
+
+@contained
+def _look(loss: Any) -> None:
+    if S.backwards - 1 not in LOOKED_AT or loss.grad_fn is None or S.loss_site is None or len(_told) >= MAX_TOLD:
+        return
+    found = misfed(loss.grad_fn)
+    site = S.loss_site
+    if found is not None and (key := (site[0], site[1], found[0])) not in _told:
+        _told.add(key)
+        made = sources.loss_made_at(site[0], site[1]) or site
+        S.recorder.event("misfed_loss", made, loss=found[0], fed=found[1], rows=S.batch_rows)
+
+
+def misfed(root: Any) -> tuple[str, str] | None:
+    """(loss function, node that made its input) of the first loss below a root that is fed what it does not want."""
+    todo, seen = [root], {root}
+    while todo and len(seen) < MAX_NODES:
+        node = todo.pop(0)
+        if (found := _of(node)) is not None:
+            return found
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                todo.append(below)
+    return None
+
+
+def _of(node: Any) -> tuple[str, str] | None:
+    name = type(node).__name__
+    if name in SQUASHED and (fed := _fed(node)) in SQUASHED[name]:
+        return ("cross_entropy" if name.startswith("Log") else "binary_cross_entropy_with_logits"), fed
+    if name in NLL and (fed := _fed(node)) in RAW:
+        return "nll_loss", fed
+    return None
+
+
+def _fed(node: Any) -> str:
+    """The name of the node that made a loss's first input, behind those that only bring it into shape."""
+    for _ in range(MAX_BETWEEN):
+        below = [n for n, _ in node.next_functions[:1] if n is not None]
+        if not below:
+            return ""
+        node = below[0]
+        name = type(node).__name__
+        if name.removesuffix("0").removesuffix("1").removesuffix("Backward") not in SHAPES:
+            return name
+    return ""
+
+
+def arm() -> None:
+    backward.at_left.append(_look, end=max(LOOKED_AT) + 1)
