@@ -1,7 +1,8 @@
 """OPT141 misfed-loss: a classification loss is fed probabilities where it wants scores, or scores where it wants log-probabilities
 
 What it does
-    Reads in the graph of the first losses which operation made the input of cross_entropy, binary_cross_entropy_with_logits and nll_loss.
+    Reads in the graph of the first losses which operation made the input of cross_entropy, binary_cross_entropy_with_logits, nll_loss and
+    ctc_loss.
 
 Why it is bad
     cross_entropy applies log_softmax itself. On the output of a softmax it cannot fall below 0.31 for two classes and 1.46 for ten, and its gradients
@@ -29,12 +30,13 @@ from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
 from harness.record import Run
 
-WANTS = {"cross_entropy": "scores", "binary_cross_entropy_with_logits": "scores", "nll_loss": "log-probabilities"}
+WANTS = {"cross_entropy": "scores", "binary_cross_entropy_with_logits": "scores", "nll_loss": "log-probabilities", "ctc_loss": "log-probabilities"}
 MADE_BY = {"SoftmaxBackward0": "the probabilities of a softmax", "SigmoidBackward0": "the probabilities of a sigmoid"}
 HELP = {
     "cross_entropy": "leave the softmax out of what the loss gets: cross_entropy applies log_softmax itself",
     "binary_cross_entropy_with_logits": "leave the sigmoid out of what the loss gets, or use binary_cross_entropy",
     "nll_loss": "use cross_entropy, or end the model with log_softmax(dim=1)",
+    "ctc_loss": "give it `scores.log_softmax(dim=-1)`",
 }
 
 

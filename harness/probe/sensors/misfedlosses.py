@@ -3,7 +3,7 @@
 Told by the operations in the graph of the first losses; what lies between a loss and the operation that made its input may only change the shape or the
 type. A compiled model shows one node and is silent.
 Event "misfed_loss" (once a statement): site (the statement that made the loss, or its backward), loss ("cross_entropy" |
-"binary_cross_entropy_with_logits" | "nll_loss"), fed (name of the node that made its input), rows.
+"binary_cross_entropy_with_logits" | "nll_loss" | "ctc_loss"), fed (name of the node that made its input), rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import backward
 
 LOOKED_AT = frozenset({0, 1, 2, 5, 11})  # backwards: losses in turn, or one that joins later
 MAX_NODES, MAX_BETWEEN, MAX_TOLD = 96, 6, 8
-NLL = ("NllLossBackward0", "NllLoss2DBackward0")
+OF_LOG_PROBABILITIES = {"NllLossBackward0": "nll_loss", "NllLoss2DBackward0": "nll_loss", "CtcLossBackward0": "ctc_loss"}
 SQUASHED = {"LogSoftmaxBackward0": ("SoftmaxBackward0",), "BinaryCrossEntropyWithLogitsBackward0": ("SigmoidBackward0", "SoftmaxBackward0")}
 RAW = ("AddmmBackward0", "MmBackward0", "BmmBackward0", "ConvolutionBackward0", "ReluBackward0", "LeakyReluBackward0")
 SHAPES = (
@@ -57,8 +57,8 @@ def _of(node: Any) -> tuple[str, str] | None:
     name = type(node).__name__
     if name in SQUASHED and (fed := _fed(node)) in SQUASHED[name]:
         return ("cross_entropy" if name.startswith("Log") else "binary_cross_entropy_with_logits"), fed
-    if name in NLL and (fed := _fed(node)) in RAW:
-        return "nll_loss", fed
+    if name in OF_LOG_PROBABILITIES and (fed := _fed(node)) in RAW:
+        return OF_LOG_PROBABILITIES[name], fed
     return None
 
 
