@@ -23,6 +23,8 @@ Known limits
     with dropout that differs by rank, hand-made batches cannot be compared. Equal targets say nothing where they may be drawn noise (a denoiser: all
     ranks draw as much equal noise, or the source measures the loss against a draw). Ranks that
     follow each other are seen with inputs on the CPU, and while no rank meets a batch of its own again. A batch that never changes is advice only.
+    Loaders of a phase in which the ranks share no gradient, before or after DDP is at work (a search by rank), are not compared: each rank should see
+    all data there.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from harness.checks.base import Check, Inconclusive
 from harness.checks.dat import passes, retraced, same_targets, together
 from harness.checks.dat.passes import Pass
 from harness.checks.dat.retraced import Retraced
+from harness.checks.syn import members
 from harness.model import Finding, Severity, Where
 from harness.record import Run
 
@@ -73,7 +76,7 @@ class NotSharded(Check):
             if all(
                 p.distributed is None and p.num_samples > 1 and p.order and not p.iterable and not p.opened["custom_batch_sampler"]
                 for p in group
-            ):
+            ) and not members.apart(run, range(group[0].opened.step, group[0].opened.step + group[0].steps)):
                 by_key.setdefault(group[0].key, []).append(group)
         unseen = False
         for groups in by_key.values():

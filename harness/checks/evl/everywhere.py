@@ -13,7 +13,8 @@ Right
     loader = DataLoader(Subset(test_set, range(rank, len(test_set), world_size)))      # and all-reduce the sums
 
 Known limits
-    Advice only: for small sets it is the simplest way, and as fast.
+    Advice only: for small sets it is the simplest way, and as fast. A measurement behind a step by which the ranks share no gradient (a search by rank) is
+    of another model on each.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import together
 from harness.checks.evl import evaluations
 from harness.checks.evl.evaluations import Evaluation
+from harness.checks.syn import members
 from harness.model import Finding, Severity
 from harness.record import Run
 
@@ -39,6 +41,7 @@ class EvalOnAllRanks(Check):
         if not groups:
             raise NotApplicable("no evaluation that all ranks took part in")
         same = [g for g in groups if evaluations.whole(g) and g[0].num_samples >= 8 and not _in_train_mode(g[0])]
+        same = [g for g in same if not members.apart(run, [g[0].step - 1])]
         if same:
             first = same[0][0]
             yield self.finding(

@@ -18,7 +18,8 @@ Known limits
     A schedule that only one rank steps is not judged by its metric, nor one whose rate the ranks bring into line afterwards.
     Optimizers on ranks that train different models, or that never share a gradient, in all of the run or in a phase without DDP (population based
     training), are not compared, nor what lies beside DDP and never shares a gradient: a head that each rank keeps to itself.
-    Under `Join` the ranks are compared at the same step of the same context.
+    Under `Join` the ranks are compared at the same step of the same context. A warning where the ranks have taken other numbers of steps alone before, so that
+    their gradients were not looked at in the same steps.
 """
 
 from __future__ import annotations
@@ -58,6 +59,17 @@ class LrDiverges(Check):
                 where=site or (event.where if event else None),
                 ranks=replicas.majority_out(lrs) or run.rank_ids,
                 notes=["gradients agree there"],
+                help="drive the schedule by something all ranks share: the step count, or a metric that was all-reduced",
+            )
+            return
+        unseen = _moment_unseen(run, facts)
+        if unseen:
+            yield self.finding(
+                f"ranks step with different learning rates from step {unseen[0]} on: {', '.join(f'{v:.6g}' for v in unseen[1])}",
+                where=replicas.odd_site(list(run.events("scheduler")), run.world_size) or replicas.first_where(run, "scheduler"),
+                ranks=replicas.majority_out(unseen[1]) or run.rank_ids,
+                severity=Severity.WARNING,
+                notes=["whether gradients agree there was not looked at: the ranks had taken other numbers of steps before"],
                 help="drive the schedule by something all ranks share: the step count, or a metric that was all-reduced",
             )
             return
@@ -101,6 +113,19 @@ def _moment(run: Run, parting: Parting) -> list[int]:
         if len({grad for _, _, grad in rows}) > 1:
             return []
     return []
+
+
+def _moment_unseen(run: Run, facts: replicas.Replicas) -> tuple[int, list[float]] | None:
+    """The first step of what DDP wraps at which the rates differ, where no digest of it could be compared (steps of the ranks' own came before, see
+    harness/solo.py). Where the steps are counted exactly there is no gap before it."""
+    unseen = {opt for opt, p in facts.partings.items() if not p.steps and facts.ddp_names(opt)} if facts.num_reduce and not _joined(run) else set()
+    for at, step in enumerate(run.steps() if unseen else ()):
+        if step.index != at or not step.complete:
+            return None
+        lrs = step.number("lr")
+        if unseen.issuperset(step.number("opt")) and all(map(math.isfinite, lrs)) and not _alike(lrs):
+            return step.index, lrs
+    return None
 
 
 def _joined(run: Run) -> bool:

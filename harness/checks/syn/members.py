@@ -77,6 +77,18 @@ def steps_alone(run: Run, steps: Collection[int]) -> bool:
     return bool(found) and bool(steps) and all(s in at and opts[at[s]] in found for s in steps)
 
 
+def apart(run: Run, steps: Collection[int]) -> bool:
+    """Whether all of these steps that left a row are of optimizers that share nothing: no gradient, nor parameters now and then."""
+    found = run.__dict__.get("_apart")
+    if not isinstance(found, set):
+        facts = replicas.of(run)
+        found = run.__dict__["_apart"] = {o for o, p in facts.partings.items() if share_nothing(run, facts, p) and replicas.agreements(run, o) < 2}
+    recording = run.present[0]
+    at, opts = recording.step_index, recording.column("opt")
+    told = [opts[at[s]] for s in steps if s in at] if found else []
+    return bool(told) and found.issuperset(told)
+
+
 def _spans(run: Run, opt: int) -> list[tuple[int, int]] | None:
     """A rank each, the first and the last step of an optimizer; None where DDP's reducer is at work between them."""
     found = [_span(r, opt) for r in run.present]

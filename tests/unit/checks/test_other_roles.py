@@ -16,6 +16,7 @@ from harness.checks.evl.measured import Measured
 from harness.checks.evl.reports import Report
 from harness.checks.registry import all_checks
 from harness.model import Severity
+from harness.probe import protocol
 from harness.record import Event, Run
 
 CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
@@ -129,3 +130,25 @@ def test_a_line_that_lists_what_each_rank_measured(text: str, listed: bool) -> N
 
 def test_a_line_that_names_a_client_says_whose_it_is() -> None:
     assert Report(0, None, 0, 0, 0, "client 0: acc 0.91", "print").tagged and not Report(0, None, 0, 0, 0, "clients 3, acc 0.91", "print").tagged
+
+
+def alone_first(*, grad: tuple[int, int], measured: bool = False) -> Run:
+    """Six steps by which the ranks share nothing, or all, over one loader that is the same on all; then DDP wraps, and a sampler deals out."""
+    made = []
+    for rank in (0, 1):
+        whole = {"line": 30, "sampler": "RandomSampler", "dataset_len": 8}
+        passes = one_pass(0, list(range(8)), steps=6, backwards=6, **whole)
+        if measured:
+            passes = one_pass(0, list(range(8)), steps=0, backwards=0, grad=False, training=False, s=6, **whole)
+        params = [event("params", line=22, s=6 * opt, opt=opt, names=NAMES, numels=[4] * 4, ddp=[opt - 1] * 4) for opt in (0, 1)]
+        wraps = [event("wrapping", s=6, line=20, each=[1]), event("wrap", s=6, index=0, group_size=2, names=NAMES, each=[1])]
+        rows = [row(s, opt=0, grad=grad[rank], param=6 + grad[rank], num_backward=1) for s in range(6)]
+        rows += [row(s, opt=1, grad=5, param=6, flags=protocol.FLAG_DDP, num_reduce=1) for s in range(6, 12)]
+        made.append(recording([event("pg", done=True, rank=rank, world_size=2), *params[:1], *passes, *wraps, *params[1:]], rows, rank=rank, world_size=2))
+    return run(made, exits=(0, 0))
+
+
+@pytest.mark.parametrize(("grad", "fires"), [((5, 55), False), ((5, 5), True)])
+def test_data_of_steps_that_ranks_take_alone_is_not_shared_out(grad: tuple[int, int], fires: bool) -> None:
+    assert bool(findings(CHECKS["DAT102"], alone_first(grad=grad))) == fires
+    assert bool(findings(CHECKS["EVL104"], alone_first(grad=grad, measured=True))) == fires
