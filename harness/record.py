@@ -174,6 +174,11 @@ class Recording:
         ends = [number(e["steps"], -1) for e in self.of(protocol.END)]
         return max([last, *ends])
 
+    @property
+    def lost_steps(self) -> int:
+        """Steps that are in no row, and not in `num_steps`, because the probe failed at them."""
+        return max((number(e["lost_steps"]) for e in self.of(protocol.END)), default=0)
+
     @cached_property
     def details(self) -> dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]]:
         """(step, opt) -> (gradient digests, parameter digests), in the order of `param_names(opt)`."""
@@ -290,6 +295,14 @@ class Run:
     @property
     def num_steps(self) -> int:
         return max((r.num_steps for r in self.present), default=0)
+
+    @property
+    def mostly_lost(self) -> tuple[int, int] | None:
+        """(steps at which the probe failed, all steps) of a rank on which these are most; None where there is no such rank. Such a step may still be
+        seen as one made by hand."""
+        lost = [(r.lost_steps, r) for r in self.present if r.lost_steps]
+        told = [(num, max(r.num_steps, num + sum(opt != protocol.OPT_BY_HAND for opt in r.column("opt")))) for num, r in lost]
+        return next(((num, total) for num, total in told if 2 * num > total), None)
 
     @cached_property
     def finished(self) -> bool:

@@ -68,9 +68,12 @@ def _judge(run: Run, select: Sequence[str], ignore: Sequence[str]) -> tuple[list
             for one in wanting:
                 if one.outcome is None:
                     _guarded(run, one, partial(one.check.step, step))
+    unseen = not run.live and run.mostly_lost is not None
     for one in running:
         if one.outcome is None:
             _guarded(run, one, partial(_ask, one, run))
+        if one.outcome is None and unseen and one.check.substantial and not one.findings:
+            one.settle(OutcomeKind.INCONCLUSIVE, "the probe failed at most steps")
         if one.outcome is None:
             one.settle(OutcomeKind.RAN)
     outcomes.extend(one.outcome for one in running if one.outcome is not None)

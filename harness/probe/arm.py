@@ -126,7 +126,9 @@ def close(how: str, code: int | None = None) -> None:
             recorder.event(protocol.PROBE_ERROR, where="close", error=repr(error)[:300])
     recorder.flush()
     recorder.phase("ended")
-    recorder.event(protocol.END, how=how, code=code, steps=S.steps, probe_s=round(S.probe_s, 6), errors=recorder.errors)
+    recorder.event(
+        protocol.END, how=how, code=code, steps=S.steps, probe_s=round(S.probe_s, 6), errors=recorder.errors, lost_steps=recorder.lost_steps
+    )
     recorder.closed = True
 
 

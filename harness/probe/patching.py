@@ -12,8 +12,9 @@ from .state import S
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def quiet(function: F) -> F:
-    """A probe function whose exceptions are counted, not raised, and which is not entered while the probe itself works."""
+def quiet(function: F, loses_step: bool = False) -> F:
+    """A probe function whose exceptions are counted, not raised, and which is not entered while the probe itself works. `loses_step`: one that fails
+    leaves no row of the step."""
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -27,6 +28,7 @@ def quiet(function: F) -> F:
             if interrupts.of_the_script(error):
                 raise
             _count(function, error)
+            S.recorder.lost_steps += loses_step
             return None
         finally:
             at_work.yes = False

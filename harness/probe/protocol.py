@@ -215,7 +215,7 @@ STATUS_BYTES = STATUS.size + STATUS_SITE_BYTES
 # module docstring lists the fields it writes.
 START = "start"  # pid, ppid, argv, rank, local_rank, world_size (as the environment says, -1: unset), role, start_ticks, python, env
 TORCH = "torch"  # version, cuda (build), cuda_available, num_devices, threads
-END = "end"  # how: "exit" | "exception" | "os._exit"; code; steps; probe_s
+END = "end"  # how: "exit" | "exception" | "os._exit"; code; steps; probe_s; errors; lost_steps (not in steps: the probe failed at them)
 PROBE_ERROR = "probe_error"  # where, error: something of the probe failed, and what it looks at is not in the recording
 FAILURE = "failure"  # type, message, frames [site...], thread, phase, cause
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, compile and FSDP put in front of a parameter's name

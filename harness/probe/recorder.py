@@ -56,6 +56,7 @@ class Recorder:
         self.disabled = False  # a data loader worker
         self.syncs = 0  # collectives and reducing backwards so far: equal counts on two ranks mean "nothing synchronised in between"
         self.errors = 0
+        self.lost_steps = 0  # of which there is no row, because the probe failed there
         self._fds: dict[str, int] = {}
         self._rows_fd = -1
         self._counts: dict[str, int] = {}

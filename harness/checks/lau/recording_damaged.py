@@ -2,7 +2,8 @@
 
 What it does
     Counts the lines of a recording that are no events, the step rows that are missing against the process's own last count, and the checks
-    that stumbled over a value of another shape than the probe writes (advice). A torn last line is legal: a killed rank leaves one. A run folder that
+    that stumbled over a value of another shape than the probe writes (advice). Where the probe itself failed at most steps this is a warning, and
+    checks that found nothing are inconclusive. A torn last line is legal: a killed rank leaves one. A run folder that
     is deleted in mid-run ends the run, and is told here.
 
 Why it is bad
@@ -25,6 +26,7 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Run
 
 
@@ -51,6 +53,14 @@ class RecordingDamaged(Check):
                 ranks=sorted({r.rank for r in damaged if r.rank >= 0}),
                 notes=[f"{r.stem}: {r.damage}" for r in damaged[:8]],
                 help="look at the space on the disk of the run folder and run again; --out names another folder",
+            )
+        elif run.mostly_lost is not None:
+            lost, steps = run.mostly_lost
+            yield self.finding(
+                f"the probe failed at {lost} of {steps} optimizer steps, so little is known of them",
+                notes=[f"{e['where']}: {e['error']}" for _, e in run.events(protocol.PROBE_ERROR)][:1],
+                help="a bug of harness: please report it",
+                severity=Severity.WARNING,
             )
         elif run.unreadable:
             num = len(run.unreadable)

@@ -368,10 +368,8 @@ def _crc(text: str) -> int:
 
 def _lr(optimizer: Any) -> float:
     try:
-        lr = optimizer.param_groups[0].get("lr")
-        if type(lr) is float:
-            return lr
-        return float(_plain(optimizer.param_groups[0].get("lr", math.nan)))
+        lr = optimizer.param_groups[0].get("lr", math.nan)
+        return lr if type(lr) is float else float(_plain(lr))
     except (TypeError, ValueError, IndexError):
         return math.nan
 
@@ -395,6 +393,6 @@ def finish() -> None:
 def arm() -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-    register_optimizer_step_pre_hook(quiet(before_step))
-    register_optimizer_step_post_hook(quiet(after_step))
+    register_optimizer_step_pre_hook(quiet(before_step, loses_step=True))
+    register_optimizer_step_post_hook(quiet(after_step, loses_step=True))
     at_close.append(quiet(finish))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from builder import event, recording, run
+from builder import event, recording, row, run
 
 from harness.checks.engine import fold, judge
 from harness.checks.opt.clip_scaled import ClipWithoutUnscale
+from harness.checks.registry import all_checks
 from harness.model import Finding, OutcomeKind, Severity
 
 
@@ -33,6 +34,20 @@ def test_a_value_that_no_sensor_writes_leaves_its_check_inconclusive_and_the_run
     assert kinds["OPT110"] is OutcomeKind.INCONCLUSIVE and OutcomeKind.CRASHED not in kinds.values()
     (told,) = [f for f in findings if f.code == "LAU125"]
     assert told.severity is Severity.ADVICE and told.notes[0].startswith("OPT110: ValueError") and "clip_scaled.py" in told.notes[0]
+
+
+@pytest.mark.parametrize(("lost", "steps", "sane"), [(127, 1, False), (1, 127, True), (0, 8, True)])
+def test_a_run_that_the_probe_lost_most_of_is_not_called_sane(lost: int, steps: int, sane: bool) -> None:
+    told = [event("probe_error", where="after_step", error="RuntimeError('x')"), event("end", how="exit", code=0, steps=steps, lost_steps=lost)]
+    made = [recording(told, [row(step) for step in range(steps)], rank=rank, world_size=2) for rank in (0, 1)]
+    outcomes, findings = judge(run(made))
+    substantial = {kind.code for kind in all_checks() if kind.substantial}
+    assert any(o.kind is OutcomeKind.RAN and o.code in substantial for o in outcomes) is sane
+    assert [f.severity for f in findings if f.code == "LAU125"] == ([] if sane else [Severity.WARNING])
+    if not sane:
+        (kept,) = [f for f in findings if f.code == "LAU125"]
+        assert "127 of 128" in kept.message and kept.notes == ("after_step: RuntimeError('x')",)
+        assert "the probe failed at most steps" in {o.reason for o in outcomes if o.kind is OutcomeKind.INCONCLUSIVE}
 
 
 def test_a_check_that_breaks_for_another_reason_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
