@@ -10,7 +10,9 @@ from typing import Any
 from harness.checks.dat import passes
 from harness.checks.dat.passes import Pass
 from harness.model import Where
-from harness.record import Recording, Run, number
+from harness.record import Event, Recording, Run, number
+
+MAX_NUMBERS = 8  # a score and what it is divided by, not a tensor that is trained with
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,12 @@ def aligned(run: Run) -> list[list[Evaluation]]:
             nth = counts[one.key] = counts.get(one.key, -1) + 1
             tables.setdefault((*one.key, nth), {})[rank] = one
     return [[t[r] for r in sorted(t)] for t in tables.values() if len(t) == run.world_size > 1]
+
+
+def told_behind(run: Run, first: Event, ops: Sequence[str]) -> bool:
+    """A few numbers go to the other ranks behind an "evaluated" of rank 0, before the next step."""
+    calls = [e for e in run.present[0].of("coll") if e.step == first.step and e.t_ns >= number(first["first_t"]) and e["op"] in ops]
+    return any(number(e["numel"]) <= MAX_NUMBERS for e in calls)
 
 
 def lonely(run: Run) -> list[Evaluation]:

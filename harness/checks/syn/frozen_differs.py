@@ -2,11 +2,13 @@
 
 What it does
     Compares the parameters of models that are called but neither trained nor wrapped, after the second step; what they were before the first
-    tells a construction that differs from an update that does.
+    tells a construction that differs from an update that does. A copy that was made before DDP broadcast the weights is known by them. Compares too what
+    the wrapped model is evaluated with, where the ranks share the evaluation out and add up what they measure.
 
 Why it is bad
     DDP broadcasts what it wraps. A frozen random projection, teacher or target network that each rank initialises for itself
-    makes every rank learn another task.
+    makes every rank learn another task. An average of the weights that begins elsewhere on each rank is another model on each: a score that is reduced
+    over them is of none.
 
 Wrong
     torch.manual_seed(rank)
@@ -18,7 +20,8 @@ Right
 Known limits
     Only models that are called during the first three steps are compared, and those that all ranks measure with, each on its own samples: an
     average that rank 0 keeps for itself, measures and saves is its own affair. Nor are the models that evolution strategies try: no backward runs,
-    the optimizer's parameters are equal on all ranks at every step, and each rank writes other weights into the model again and again.
+    the optimizer's parameters are equal on all ranks at every step, and each rank writes other weights into the model again and again. Evaluations
+    are compared on the CPU, the first eight of a model; not those behind a backward without a step, which adapts weights to what is measured.
 """
 
 from __future__ import annotations
@@ -28,10 +31,10 @@ from typing import Any
 
 from harness.checks.base import Check
 from harness.checks.lau import blame
-from harness.checks.syn import replicas
+from harness.checks.syn import copied_before, replicas
 from harness.checks.syn.replicas import Replicas
 from harness.model import Finding, Severity
-from harness.record import Event, Run, where_of
+from harness.record import Event, Run, number, where_of
 
 
 class FrozenModuleDiffers(Check):
@@ -41,6 +44,13 @@ class FrozenModuleDiffers(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run)
+        found = list(self._beside(run, facts))
+        yield from found
+        if not found and (told := copied_before.put_in(run)) is not None:
+            yield self._put_in(run, told)
+
+    def _beside(self, run: Run, facts: Replicas) -> Iterable[Finding]:
+        """Models beside the trained one."""
         columns = [r.of("others")[0]["models"] or [] for r in run.present if r.of("others")]
         if len(columns) < 2 or not all(columns):
             return
@@ -48,7 +58,13 @@ class FrozenModuleDiffers(Check):
             one = others[0]
             alike = all(o.get("module") == one.get("module") and o.get("num") == one.get("num") for o in others)
             equal_first = bool(one.get("first")) and len({o.get("first") for o in others}) == 1
-            if not alike or _tried(facts, others) or not (all(o.get("called") for o in others) or (equal_first and _measured(run, str(one.get("module"))))):
+            if not alike or _tried(facts, others):
+                continue
+            before = copied_before.wrapping(run, others)
+            if before is not None and copied_before.measured(run, {str(one.get("module")), str(before["module"])}, {o.get("first") for o in others}):
+                yield self._copied(run, one, before)
+                return
+            if not (all(o.get("called") for o in others) or (equal_first and copied_before.measured(run, {str(one.get("module"))}))):
                 continue
             if len({o.get("digest") for o in others}) > 1 and not any(o.get("grad") for o in others):
                 moved = tuple(rank for rank, o in enumerate(others) if o.get("digest") != o.get("first"))
@@ -63,6 +79,30 @@ class FrozenModuleDiffers(Check):
                     help="seed its construction alike on every rank, load it from a file, or broadcast its parameters from rank 0",
                 )
                 return
+
+    def _copied(self, run: Run, one: Mapping[str, Any], before: Event) -> Finding:
+        made = where_of(one.get("made"))
+        return self.finding(
+            f"a copy of {before['module']}{f' ({made.place})' if made is not None else ''} was made before DDP wraps the model here and broadcasts rank 0's "
+            "weights: it began with other weights on each rank, and all ranks measure with it",
+            where=before.where,
+            ranks=run.rank_ids,
+            notes=[f"an average that began elsewhere stays another one; {one['num']} parameters, for example {replicas.listed(one.get('names') or [])}"],
+            help="make the copy (an EMA, a teacher) behind `DistributedDataParallel(...)`, or seed every rank alike before the model is built",
+        )
+
+    def _put_in(self, run: Run, told: Sequence[Event]) -> Finding:
+        before = [r.of("wrapping")[0] for r in run.present if r.of("wrapping")]
+        apart = len({number(e["digest"]) for e in before}) > 1
+        line = f" at line {before[0].where.line}" if before and before[0].where is not None else ""
+        return self.finding(
+            "the ranks evaluate the wrapped model with other weights than each other, and add up what they measure: the weights that they train are equal, "
+            "those that are put in for the evaluation (an average) are not",
+            where=told[0].where,
+            ranks=run.rank_ids,
+            notes=[f"the model began with other weights on each rank before DDP wrapped it{line}: a copy made before then is of these"] if apart else [],
+            help="copy the weights of an average behind `DistributedDataParallel(...)`, which broadcasts rank 0's, update it on every rank alike, or broadcast it",
+        )
 
     def _updated(self, run: Run, one: Mapping[str, Any], moved: Sequence[int], some: bool) -> Finding:
         """Equal before the first step: a teacher, an average or a target network whose update differs between ranks."""
@@ -81,18 +121,3 @@ def _tried(facts: Replicas, others: Sequence[Mapping[str, Any]]) -> bool:
     moved = all(o.get("first") and o.get("digest") != o.get("first") for o in others)
     backward = any(any(r.column("num_backward")) for r in facts.run.present)
     return moved and not backward and all(p.steps > 0 and not p.num_param for p in facts.partings.values())
-
-
-def _measured(run: Run, module: str) -> bool:
-    """Whether every rank measures with such a model, each on samples of its own and with other weights: the numbers are of several models."""
-    columns = [[(e, w[1]) for e in r.of("evaluated") if (w := _weights(e, module)) is not None] for r in run.present]
-    if len(columns) < run.world_size or not all(columns):
-        return False
-    return any(
-        len({e.where for e, _ in told}) == 1 and len({w for _, w in told}) > 1 and len({e["inputs"] for e, _ in told}) > 1
-        for told in zip(*columns, strict=False)
-    )
-
-
-def _weights(event: Event, module: str) -> Sequence[Any] | None:
-    return next((w for w in event["weights"] or () if isinstance(w, list) and len(w) == 2 and w[0] == module), None)

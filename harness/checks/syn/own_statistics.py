@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.checks import regime
+from harness.checks.evl import evaluations
 from harness.checks.syn import replicas
 from harness.model import Where
 from harness.record import Event, Run, number
@@ -33,7 +34,7 @@ def find(run: Run) -> Apart | None:
     """None where each client keeps, and saves, its own on purpose, and where the statistics hardly differ."""
     if run.world_size < 2 or any(True for kind in WRAPPERS for _ in run.events(kind)) or regime.sharded(run):
         return None
-    apart = [group for group in _aligned(run) if _differ(group) and _told_together(run, group)]
+    apart = [group for group in _aligned(run) if _differ(group) and evaluations.told_behind(run, group[0], TELLING)]
     numels = [number(n) for _, e in itertools.islice(run.events("params"), 1) for n in e["numels"] or ()]
     carried = replicas.carrying(run, numels) if apart else []
     averaged = [e for e in carried if e["numel"] in (sum(numels), max(numels))]
@@ -59,13 +60,6 @@ def _differ(group: Sequence[Event]) -> bool:
     """One model but for its statistics, on every rank with samples of its own."""
     stats = {number(e["stats"]) for e in group}
     return 0 not in stats and len(stats) > 1 and len({e["params"] for e in group}) == 1 and len({e["inputs"] for e in group}) == len(group)
-
-
-def _told_together(run: Run, group: Sequence[Event]) -> bool:
-    """A few numbers are reduced behind it, before the next step."""
-    first = group[0]
-    calls = [e for e in run.present[0].of("coll") if e.step == first.step and e.t_ns >= number(first["first_t"]) and e["op"] in TELLING]
-    return any(number(e["numel"]) <= 8 for e in calls)
 
 
 def _saver(run: Run, apart: Sequence[Sequence[Event]]) -> tuple[int, Event] | None:

@@ -1,6 +1,6 @@
 """What DistributedDataParallel wraps, and what happens to it afterwards.
 
-Event "wrapping" (before the constructor): names, shapes, numels in registration order.
+Event "wrapping" (before the constructor): names, shapes, numels in registration order, each (digests), digest (of all).
 Event "wrap" (after it): index, module, of_size (ranks of the wrapper that was given for a model), names, requires_grad, dtypes, devices,
 device_ids, find_unused, static_graph, broadcast_buffers,
 buffers, each (parameter digests after DDP's own broadcast), group_size, comm_hook.
@@ -96,6 +96,7 @@ def buffer_digest(step: int) -> int:
 def _before_init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
     S.recorder.enter("ddp_init", site := sites.here(4))
     named = list(module.named_parameters())
+    digest, each = digests.of_tensors([p for _, p in named])
     S.recorder.event(
         "wrapping",
         site,
@@ -103,7 +104,8 @@ def _before_init(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         names=[names.clean(n) for n, _ in named],
         shapes=[list(p.shape) for _, p in named],
         numels=[p.numel() for _, p in named],
-        each=digests.of_tensors([p for _, p in named])[1][:4096],
+        each=each[:4096],
+        digest=digest,
     )
 
 

@@ -3,7 +3,8 @@
 Event "evaluated" (when the model goes back to train mode, before the next step, or at the end; first 100): site (of the first forward),
 module, num_forwards, rows (samples in them), inputs (digest of the inputs in order), first_t, last_t, first_y, last_y, grad (gradients
 were on), looped (a pass over a loader was open), weights [[module, digest of its parameters at its first forward]] (of the first evaluations, on the
-CPU); stats, params, layers: its running statistics, see statistics.py.
+CPU), wrapped ([that of one which DDP keeps equal on all ranks, backwards since the last step], empty where there is none); stats, params, layers: its
+running statistics, see statistics.py.
 A global forward hook is there only while such a model is in eval mode, and not once something is compiled.
 """
 
@@ -39,6 +40,7 @@ class Evaluation:
         self.first_t = self.last_t = time.time_ns()
         self.first_y = self.last_y = S.recorder.syncs
         self.grad = self.looped = False
+        self.wrapped: list[int] = []
         self.last: weakref.ref[Any] | None = None
 
     def weigh(self, module: Any) -> None:
@@ -49,6 +51,8 @@ class Evaluation:
         params = list(module.parameters())
         if params and all(p.is_cpu for p in params):
             self.weights[id(module)] = (type(module).__name__, digests.of_tensors(params)[0])
+            if any((w := d.ref()) is not None and module in (w, w.module) and not d.ignored for d in S.ddps):
+                self.wrapped = [self.weights[id(module)][1], S.since.num_backward]
 
     def note(self, args: Any, kwargs: Any) -> None:
         import torch
@@ -75,7 +79,7 @@ def finish() -> None:
                 "evaluated", one.site, module=one.module, num_forwards=one.num_forwards, rows=one.rows, inputs=one.inputs,
                 first_t=one.first_t,
                 last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped,
-                weights=[list(w) for w in one.weights.values()], stats=one.stats, params=one.params, layers=one.layers,
+                weights=[list(w) for w in one.weights.values()], wrapped=one.wrapped, stats=one.stats, params=one.params, layers=one.layers,
             )  # fmt: skip
 
 

@@ -1,0 +1,62 @@
+"""Weights beside those that DDP keeps equal, with which all ranks measure and which are each rank's own: an average that was copied before the wrap, and
+what is put into the wrapped model for an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from harness.checks.evl import evaluations
+from harness.checks.syn import replicas
+from harness.record import Event, Run, number
+
+ADDING = ("all_reduce", "reduce")
+
+
+def wrapping(run: Run, others: Sequence[Mapping[str, Any]]) -> Event | None:
+    """The wrap before which this model was copied on every rank, each rank's weights its own: at the first step it is what was wrapped there."""
+    columns = [r.of("wrapping") for r in run.present]
+    for events in zip(*columns, strict=False) if len(columns) == len(others) > 1 else ():
+        own = [number(e["digest"]) for e in events]
+        if len(set(own)) > 1 and all(d and d == o.get("first") for d, o in zip(own, others, strict=True)):
+            first: Event = events[0]
+            return first
+    return None
+
+
+def measured(run: Run, modules: set[str], besides: Collection[Any] = ()) -> bool:
+    """Whether every rank measures with such a model, each on samples of its own and with other weights, none of them `besides` or those that are
+    trained: the numbers are of several models."""
+    columns = [[(e, w) for e in r.of("evaluated") if (w := _weights(e, modules, besides))] for r in run.present]
+    for told in zip(*columns, strict=False) if len(columns) == run.world_size > 1 else ():
+        together = len({e.where for e, _ in told}) == 1 and len({e["inputs"] for e, _ in told}) > 1
+        if together and any(len(set(weights)) > 1 for weights in zip(*(w for _, w in told), strict=False)):
+            return True
+    return False
+
+
+def _weights(event: Event, modules: set[str], besides: Collection[Any]) -> list[Any]:
+    told = [w for w in event["weights"] or () if isinstance(w, list) and len(w) == 2 and w[0] in modules]
+    return [digest for _, digest in told if digest not in besides and digest not in _wrapped(event)[:1]]
+
+
+def _wrapped(event: Event) -> list[int]:
+    """[digest of the wrapped model, backwards since the last step]; empty where it was not measured."""
+    told = event["wrapped"]
+    return told if isinstance(told, list) and len(told) == 2 and all(isinstance(n, int) for n in told) else []
+
+
+def put_in(run: Run) -> Sequence[Event] | None:
+    """The first evaluation of the wrapped model, shared out among the ranks and added up, with weights that differ between them, where the weights
+    that are trained are equal at every step and no backward has adapted them since."""
+    partings = replicas.of(run).partings.values()
+    whole = all(number(e["group_size"], run.world_size) == run.world_size for _, e in run.events("wrap"))
+    if not whole or not any(p.steps for p in partings) or any(p.num_param for p in partings):
+        return None
+    columns = [[(e, w[0]) for e in r.of("evaluated") if (w := _wrapped(e)) and not w[1]] for r in run.present]
+    for told in zip(*columns, strict=False) if len(columns) == run.world_size > 1 else ():
+        events = [e for e, _ in told]
+        apart = len({w for _, w in told}) > 1 and len({e["inputs"] for e in events}) == len(events)
+        if apart and len({(e.where, e.step) for e in events}) == 1 and evaluations.told_behind(run, events[0], ADDING):
+            return events
+    return None
