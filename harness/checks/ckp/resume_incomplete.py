@@ -2,7 +2,8 @@
 
 What it does
     Compares what a loaded checkpoint holds (model, optimizer, scheduler, scaler) with what was put back before the next step. Also: a file of
-    the script's own that holds the model and a count of epochs or steps, from which training counts on, but no state of the optimizer.
+    the script's own that holds the model and a count of epochs or steps, from which training counts on, but no state of the optimizer. And
+    `torch.distributed.checkpoint.load` into an optimizer that has no state yet: it reads what it is given tensors for, so it reads none of it.
 
 Why it is bad
     Adam starts without moments, the schedule from its warm-up, the scaler from its first guess. The loss jumps at every resume and
@@ -14,28 +15,35 @@ Wrong
 
     torch.save({"model": model.state_dict(), "epoch": epoch}, path)      # where is Adam?
 
+    dcp.load({"optimizer": AdamW(model.parameters())}, checkpoint_id=path)   # has no moments to read into
+
 Right
     model.load_state_dict(checkpoint["model"])
     optimizer.load_state_dict(checkpoint["optimizer"])
     scheduler.load_state_dict(checkpoint["scheduler"])
     first_epoch = checkpoint["epoch"] + 1
 
+    state = {"optimizer": get_optimizer_state_dict(model, optimizer)}        # makes them first
+    dcp.load(state, checkpoint_id=path)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
 Known limits
     Fine-tuning starts from a checkpoint with a new optimizer on purpose. Where nothing but the model is restored, this is silent unless
     all of the model was in the file and the script writes files of the same layout; it is advice unless it writes that very file. A file
     without an optimizer is advice where epochs count from 0 (a warm start), and silent where the optimizer has no state. Epochs that count
-    from 0 again are DAT112's.
+    from 0 again are DAT112's. Of torch.distributed.checkpoint only optimizers that were asked for are judged, by the default planner and by
+    those built on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.ckp import files, goes_on
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
-from harness.record import Event, Recording, Run, number
+from harness.record import Event, Recording, Run, number, texts
 
 RESTORES = {"optimizer": "load_optimizer", "scheduler": "load_scheduler", "scaler": "load_scaler"}
 
@@ -48,8 +56,10 @@ class ResumeIncomplete(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         loads = [load for load in files.loads(run) if load.ok]
-        if not loads:
+        unfilled = list(run.events("unfilled_optimizer"))
+        if not loads and not unfilled:
             raise NotApplicable("nothing is loaded with torch.load")
+        yield from self._unfilled(unfilled)
         told: set[tuple[str, int]] = set()
         applied = False
         for load in loads:
@@ -69,8 +79,24 @@ class ResumeIncomplete(Check):
             elif place not in told and lost:
                 told.add(place)
                 yield self._finding(run, load, recording, lost, kept, sorted({o.rank for o in loads if o.begin.where == where}))
-        if not applied:
+        if not applied and not unfilled:
             raise NotApplicable("no training continues from a checkpoint")
+
+    def _unfilled(self, told: Sequence[tuple[int, Event]]) -> Iterable[Finding]:
+        """An optimizer that had no state where torch.distributed.checkpoint was to read it, and still none at its next step."""
+        for (where, entry), event in {(e.where, str(e["entry"])): e for _, e in reversed(told)}.items():
+            yield self.finding(
+                f"the {event['kind']} that is to be loaded from {files.name(str(event['path'] or '')) or 'a checkpoint'} has no state yet, so "
+                f"torch.distributed.checkpoint reads none of its state into it: training goes on with a new {event['kind']}",
+                where=where,
+                ranks=sorted({rank for rank, e in told if (e.where, e["entry"]) == (where, entry)}),
+                notes=[
+                    f"under `{entry}.state` the checkpoint holds {event['held']} tensors ({', '.join(texts(event['moments']))}); the state dict "
+                    "of an optimizer that has not stepped is empty",
+                ],
+                help="hand it `get_optimizer_state_dict(model, optimizer)`, which makes the moments first, and give the optimizer what was read: "
+                "`set_optimizer_state_dict(model, optimizer, state[...])` (torch.distributed.checkpoint.state_dict)",
+            )
 
     def _left_out(self, run: Run, recording: Recording, load: files.Load) -> Finding | None:
         """Training counts on from the file's number, with an optimizer whose moments are in no file."""

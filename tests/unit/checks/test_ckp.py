@@ -549,6 +549,15 @@ def test_a_file_without_an_optimizer_that_is_no_fault(healthy: Run) -> None:
     assert [f for f in findings(ResumeIncomplete, healthy) if f.severity > Severity.ADVICE] == []
 
 
+def test_an_optimizer_without_state_that_dcp_was_to_fill() -> None:
+    empty = [event("unfilled_optimizer", line=63, kind="AdamW", entry="optimizer", path="/c/epoch3", held=4, moments=["exp_avg"], loaded_at=3)] * 2
+    (found,) = findings(ResumeIncomplete, run([recording(empty, rank=r, world_size=2) for r in (0, 1)]))
+    assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 63 and found.ranks == (0, 1)
+    assert "epoch3" in found.message and "AdamW" in found.message and "exp_avg" in found.notes[0]
+    both = findings(ResumeIncomplete, resumed(*empty))  # beside a file of torch.load
+    assert len(both) == 2
+
+
 # ---- CKP108 ----
 def test_map_location() -> None:
     foreign = load(locations={"cuda:0": 4}, device="cuda:1")
