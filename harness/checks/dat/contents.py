@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from harness.checks.dat.passes import Pass
 
 MIN_SEEN = 16  # two random halves of as few samples have none in common once in ten thousand times
@@ -51,6 +54,7 @@ def _contents_by(rows_of: list[tuple[int, ...]], drawn: list[Pass]) -> Contents:
     label: dict[int, dict[int, int]] = {}  # content -> rank -> label
     per_rank: dict[int, dict[int, set[int]]] = {}  # rank -> content -> indices
     named: dict[int, int] = {}  # index -> label
+    shifts = False  # a rank drew a sample again, with another label
     for one, rows in zip(drawn, rows_of, strict=True):
         for position, (index, row) in enumerate(zip(one.indices, rows, strict=False)):
             ranks = table.setdefault(index, {})
@@ -59,7 +63,7 @@ def _contents_by(rows_of: list[tuple[int, ...]], drawn: list[Pass]) -> Contents:
                 found.stable = False
             per_rank.setdefault(one.rank, {}).setdefault(row, set()).add(index)
             if position < len(one.labels):
-                label.setdefault(row, {}).setdefault(one.rank, one.labels[position])
+                shifts = label.setdefault(row, {}).setdefault(one.rank, one.labels[position]) != one.labels[position] or shifts
                 found.labelled = True
                 found.label_differs = found.label_differs or named.setdefault(index, one.labels[position]) != one.labels[position]
     if not found.stable:
@@ -78,5 +82,20 @@ def _contents_by(rows_of: list[tuple[int, ...]], drawn: list[Pass]) -> Contents:
     elif not unique and found.differ < 0.5 * max(1, found.compared):
         found.differ = 0
     if unique:
-        found.relabelled = sum(1 for ranks in label.values() if len(set(ranks.values())) > 1)
+        found.relabelled = _relabelled_at_once(rows_of, drawn) if shifts else sum(1 for ranks in label.values() if len(set(ranks.values())) > 1)
     return found
+
+
+def _relabelled_at_once(rows_of: Sequence[tuple[int, ...]], drawn: list[Pass]) -> int:
+    """Samples that two ranks drew in one epoch with different labels, of labels that change from epoch to epoch (noise, soft targets): most of
+    what both drew, as noise of each rank's own does not make it, and none that a rank itself drew in that epoch with two labels."""
+    table: dict[tuple[int, int], dict[int, int]] = {}  # epoch and content -> rank -> label
+    epochs: Counter[int] = Counter()
+    for one, rows in zip(drawn, rows_of, strict=True):
+        for row, label in zip(rows, one.labels, strict=False):
+            if table.setdefault((epochs[one.rank], row), {}).setdefault(one.rank, label) != label:
+                return 0
+        epochs[one.rank] += 1
+    both = [ranks for ranks in table.values() if len(ranks) > 1]
+    differ = sum(1 for ranks in both if len(set(ranks.values())) > 1)
+    return differ if 2 * differ > len(both) else 0

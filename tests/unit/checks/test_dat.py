@@ -861,6 +861,33 @@ def test_labels_contradict() -> None:
     assert "another label" in said(SampleOrderDiffers, two(*own)).message
 
 
+@pytest.mark.parametrize(("moved", "again", "contradict"), [(0, 0, False), (1, 0, True), (1, 1, False)])
+def test_labels_that_change_between_epochs_are_compared_within_one(moved: int, again: int, contradict: bool) -> None:
+    """Drawn with replacement, renamed with every epoch; `moved`: other classes on rank 1; `again`: another label at a rank's second draw."""
+    own = []
+    for rank in range(2):
+        events: list[Event] = []
+        for epoch in range(3):
+            drawn = [(7 * k + 11 * rank + epoch) % 40 for k in range(32)]
+            labels = [(i + epoch + moved * rank + again * k) % 5 for k, i in enumerate([*drawn, drawn[0]])]
+            events += one_pass(epoch, [*drawn, drawn[0]], labels=packed(labels), **shuffled(rank, epoch))
+        own.append(events)
+    found = builder.findings(SampleOrderDiffers, two(*own))
+    assert ["another label" in f.message for f in found] == ([True] if contradict else [])
+
+
+def test_labels_noised_anew_by_each_rank_are_no_other_classes() -> None:
+    own = []
+    for rank in range(2):
+        events: list[Event] = []
+        for epoch in range(3):
+            drawn = [(7 * k + 11 * rank + epoch) % 40 for k in range(32)]
+            labels = [i % 5 + (i % 4 == (rank + epoch) % 4) for i in drawn]
+            events += one_pass(epoch, drawn, labels=packed(labels), **shuffled(rank, epoch))
+        own.append(events)
+    silent(SampleOrderDiffers, two(*own))
+
+
 def loop_event(*exits: tuple[int, str, int], of: str = "loader", line: int = 40) -> Event:
     ranges = [
         {"file": "/home/u/train.py", "func": "main", "first": 40, "last": 48, "level": 0},
