@@ -94,20 +94,20 @@ def sides(node: ast.AST) -> tuple[ast.expr, ast.expr] | None:
     """The factors of a product of all rows with all rows."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         left, right = node.left, node.right
-    elif isinstance(node, ast.Call) and _callee(node) in ("cdist", "mm", "matmul") and len(node.args) > 1:
+    elif isinstance(node, ast.Call) and callee(node) in ("cdist", "mm", "matmul") and len(node.args) > 1:
         left, right = node.args[:2]
-        if _callee(node) == "cdist":
+        if callee(node) == "cdist":
             return left, right
     else:
         return None
     turned = isinstance(right, ast.Attribute) and right.attr in ("T", "mT")
-    turned = turned or (isinstance(right, ast.Call) and _callee(right) in ("t", "transpose"))
+    turned = turned or (isinstance(right, ast.Call) and callee(right) in ("t", "transpose"))
     return (left, right) if turned else None
 
 
 def _collected(side: ast.expr, place: Place) -> set[str]:
     """The lists that a factor is concatenated from."""
-    cats = [n for n in _resolved(side, place, 5) if isinstance(n, ast.Call) and _callee(n) in ("cat", "concat", "concatenate", "vstack") and n.args]
+    cats = [n for n in _resolved(side, place, 5) if isinstance(n, ast.Call) and callee(n) in ("cat", "concat", "concatenate", "vstack") and n.args]
     return {ast.unparse(n.args[0]) for n in cats if isinstance(n.args[0], (ast.Name, ast.Attribute))}
 
 
@@ -123,12 +123,12 @@ def _filled_together(tree: ast.Module, lists: set[str]) -> bool:
 def _gathers(place: Place, line: int) -> bool:
     """Something is gathered from the other ranks in this function; `x.gather(1, index)` is none."""
     calls = [n for n in syntax.own_nodes(place.scope) if isinstance(n, ast.Call) and n.lineno <= line]
-    return any("gather" in (name := _callee(n)) and (name != "gather" or getattr(getattr(n.func, "value", None), "id", "") in ("dist", "")) for n in calls)
+    return any("gather" in (name := callee(n)) and (name != "gather" or getattr(getattr(n.func, "value", None), "id", "") in ("dist", "")) for n in calls)
 
 
 def calls(place: Place, name: str) -> Iterator[ast.Call]:
     for node in syntax.own_nodes(place.scope):
-        if isinstance(node, ast.Call) and _callee(node) == name and syntax.spans(node, place.line):
+        if isinstance(node, ast.Call) and callee(node) == name and syntax.spans(node, place.line):
             yield node
 
 
@@ -137,7 +137,7 @@ def argument(call: ast.Call, position: int) -> ast.expr | None:
     return named[0] if named else call.args[position] if len(call.args) > position else None
 
 
-def _callee(call: ast.Call) -> str:
+def callee(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
@@ -187,22 +187,22 @@ def _plain(divisor: ast.expr) -> bool:
 
 
 def _name(node: ast.Name, place: Place, label: str, depth: int) -> dict[str, Any] | None:
-    made = _assigned(place, node.id)
+    made = assigned(place, node.id)
     if made is None:
         return _from_caller(node.id, place, label, depth)
     if _accumulated(place, node.id, made.lineno):
         return None
     value, behind = made.value, place._replace(line=made.lineno - 1)
-    at = _position(made, node.id)
+    at = position(made, node.id)
     if at >= 0 and isinstance(value, ast.Tuple) and at < len(value.elts):
         value, at = value.elts[at], -1
     found = _follow(value, behind, label, depth + 1) if at < 0 else _call(value, behind, label, depth + 1, at) if isinstance(value, ast.Call) else None
     metric = _metric(label)
-    unknown = isinstance(value, ast.Call) and _callee(value) not in THROUGH | MAKERS and metric and not BY_NAME.search(metric)
+    unknown = isinstance(value, ast.Call) and callee(value) not in THROUGH | MAKERS and metric and not BY_NAME.search(metric)
     return found or ({"metric": metric, "how": "name", "index": 0} if unknown else None)
 
 
-def _assigned(place: Place, name: str) -> ast.Assign | None:
+def assigned(place: Place, name: str) -> ast.Assign | None:
     """The last assignment to a name of this scope, up to the line."""
     found = [n for n in syntax.own_nodes(place.scope) if isinstance(n, ast.Assign) and n.lineno <= place.line and name in _targets(n)]
     return max(found, key=lambda n: n.lineno, default=None)
@@ -213,7 +213,7 @@ def _targets(node: ast.Assign) -> list[str]:
     return [e.id for e in flat if isinstance(e, ast.Name)]
 
 
-def _position(node: ast.Assign, name: str) -> int:
+def position(node: ast.Assign, name: str) -> int:
     """Its place in `a, b = ...`; -1 where it is the only target."""
     one = node.targets[0]
     elements = one.elts if isinstance(one, (ast.Tuple, ast.List)) else []
@@ -245,7 +245,7 @@ def _from_caller(name: str, place: Place, label: str, depth: int) -> dict[str, A
 
 
 def _call(node: ast.Call, place: Place, label: str, depth: int, at: int = -1) -> dict[str, Any] | None:
-    name = _callee(node)
+    name = callee(node)
     method = isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") not in MODULES
     own = next((f for f in syntax.functions(place.tree) if f.name == name), None)
     if own is not None:
@@ -287,7 +287,7 @@ def _of_mean(how: str, inner: ast.expr, place: Place, label: str) -> dict[str, A
 def _ratio(node: ast.BinOp, place: Place, label: str) -> dict[str, Any] | None:
     """A quotient by what depends on the data. A quotient by a number of samples is a mean."""
     below = list(_resolved(node.right, place, 5))
-    sums = [n for n in below if isinstance(n, ast.Call) and _callee(n) in SUMS]
+    sums = [n for n in below if isinstance(n, ast.Call) and callee(n) in SUMS]
     counts = {"tp", "fp", "fn"} & {n.id.lower() for n in below if isinstance(n, ast.Name)}
     metric = _metric(label, getattr(place.scope, "name", "")) or ("f1" if len(counts) > 1 and not PER_SAMPLE.search(label.lower()) else "")
     if not metric or not (sums or len(counts) > 1) or _each_sample(sums):
@@ -297,7 +297,7 @@ def _ratio(node: ast.BinOp, place: Place, label: str) -> dict[str, Any] | None:
 
 def _each_sample(sums: list[ast.Call]) -> bool:
     """The sums run over all but the first dimension: one quotient a sample, whose mean is a mean over samples."""
-    if any(_callee(n) in ("diag", "diagonal", "bincount") for n in sums):
+    if any(callee(n) in ("diag", "diagonal", "bincount") for n in sums):
         return False
     dims = [a for n in sums for a in (*n.args[-1:], *(k.value for k in n.keywords if k.arg in ("dim", "axis")))]
     found = [v for d in dims for v in (_numbers(d))]
@@ -318,7 +318,7 @@ def _resolved(node: ast.expr, place: Place, depth: int) -> Iterator[ast.AST]:
         yield inner
         if not isinstance(inner, ast.Name) or not depth:
             continue
-        made = _assigned(place, inner.id)
+        made = assigned(place, inner.id)
         if made is not None and node is not made.value:
             yield from _resolved(made.value, place._replace(line=made.lineno - 1), depth - 1)
         for one in syntax.own_nodes(place.scope):

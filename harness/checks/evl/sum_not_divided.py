@@ -15,8 +15,8 @@ Right
 
 Known limits
     Needs the number in a printed or logged line or a TensorBoard scalar, with three digits. Sums that a line calls sum or total are
-    healthy, so are those of losses that are shares of one mean: divided by the count of all ranks or the number of ranks, or with
-    gradients that are summed up.
+    healthy, so are those of what the source divides by the number of ranks, before or behind the call, and of losses that are shares of one
+    mean: divided by the count of all ranks or the number of ranks, or with gradients that are summed up.
 """
 
 from __future__ import annotations

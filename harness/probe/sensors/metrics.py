@@ -1,9 +1,9 @@
 """Numbers that the ranks reduce and report: small tensors before and after a reduction, scalars given to a TensorBoard writer.
 
 Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 elements that are no gradients): site, op, reduce ("sum" |
-"avg" | "max" | ...), before, after (values), rows (samples of the last batch), same (the last call reduced
-this tensor too), metric (at the first
-call of a site, as pairs, by_ranks: see nonlinear.py; chosen: see choices.py; own_pairs: see owncandidates.py; unread: see unreadresults.py), at_t, at_y, at (time,
+"avg" | "max" | ...), before, after (values), rows (samples of the last batch), same (the last call reduced this tensor too), metric (at the first
+call of a site, as pairs: see nonlinear.py; by_ranks: divided by the number of ranks behind it, or before it, see predivided.py; chosen: see
+choices.py; own_pairs: see owncandidates.py; unread: see unreadresults.py), at_t, at_y, at (time,
 synchronisations and step of the call: device tensors are read later, 16 at a time, so that no step waits for the device).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
@@ -21,7 +21,20 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from .. import choices, cuts, datasets, digests, nonlinear, origins, owncandidates, shardorder, sites, unreadresults, zippedparts
+from .. import (
+    choices,
+    cuts,
+    datasets,
+    digests,
+    nonlinear,
+    origins,
+    owncandidates,
+    predivided,
+    shardorder,
+    sites,
+    unreadresults,
+    zippedparts,
+)
 from ..arm import at_close, on_import
 from ..patching import after, quiet, wrap
 from ..state import S
@@ -125,7 +138,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "at": S.steps,
         "result": sites.as_json(origins.result_after(site) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
         "metric": nonlinear.look(sites.stack(3, 4), op, 0) if _counts.get(site) == 1 else None,
-        "by_ranks": _counts.get(site) == 1 and nonlinear.divided_by_ranks(site, op),
+        "by_ranks": _counts.get(site) == 1 and (nonlinear.divided_by_ranks(site, op) or predivided.look(site, op)),
         "chosen": choices.look(site, op, 0) if _counts.get(site) == 1 else None,
         "pairs": sites.as_json(nonlinear.look_for_pairs(sites.stack(3, 4), op, 0) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
         "own_pairs": sites.as_json(owncandidates.look(site, op) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
