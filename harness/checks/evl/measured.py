@@ -109,3 +109,12 @@ def is_own(value: Value, one: Measured, group: Sequence[Measured]) -> float | No
         if one.of == "item" and value.is_near(100 * own):
             return 100 * whole
     return None
+
+
+def tells(value: Value, one: Measured, group: Sequence[Measured]) -> bool | None:
+    """Whether a number is what this rank measured; None where what all did is written alike."""
+    if value.digits < 3:
+        return None
+    if is_own(value, one, group) is not None:
+        return True
+    return False if all(value.is_far(m) and (one.of != "item" or value.is_far(100 * m)) for m in one.means) else None

@@ -4,8 +4,9 @@ What it does
     For evaluations in which every rank measures its own share: looks for a number that one rank reports afterwards, although nothing was
     synchronised between the measurement and the report, or although the source uses one entry alone of what was gathered from all
     ranks. A reported number that is the mean of what this rank alone measured without
-    gradients (losses, numbers read with item()) counts whatever was synchronised between. A training loss of one share counts where it is
-    stored in a table as well. Also, in training too: a count over the share that the source divides by the length of the whole set.
+    gradients (losses, numbers read with item()) counts whatever was synchronised between, unless it stands beside the mean over all ranks
+    (`loss 0.2790 (0.2714)`). A training loss of one share counts where it is stored in a table as well. Both must be the rank's own in nearly
+    all lines of the kind that can tell. Also, in training too: a count over the share that the source divides by the length of the whole set.
 
 Why it is bad
     The number is that of 1/world_size of the data: noisier, and off by more than the differences one looks for. Best checkpoints are
@@ -32,7 +33,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import passes, together
-from harness.checks.evl import evaluations, losses, measured, over_whole, reports
+from harness.checks.evl import evaluations, losses, measured, over_whole, reports, usual
 from harness.checks.evl.evaluations import Evaluation
 from harness.checks.evl.losses import Epoch
 from harness.checks.evl.measured import Measured
@@ -69,7 +70,7 @@ class MetricFromOneShard(Check):
                 yield found
                 return
         for own in measures[:64]:
-            found = next((f for m in own[: passes.MAX_COMPARED] if (f := self._own_mean(run, m, own, epochs)) is not None), None)
+            found = next((f for m in own[: passes.MAX_COMPARED] if (f := self._own_mean(run, m, own, measures, epochs)) is not None), None)
             if found is not None:
                 yield found
                 return
@@ -89,21 +90,20 @@ class MetricFromOneShard(Check):
             help="all-reduce the count on every rank before it is divided",
         )
 
-    def _own_mean(self, run: Run, one: Measured, group: Sequence[Measured], epochs: list[Epoch]) -> Finding | None:
+    def _own_mean(
+        self, run: Run, one: Measured, group: Sequence[Measured], measures: list[list[Measured]], epochs: list[Epoch]
+    ) -> Finding | None:
         """The mean of what this rank measured, which is not that of all ranks."""
         if one.of == "item" and _gathered_by_one(run, one):
             return None
-        until = min(
-            (m.first_t for m in measured.of_rank(run, one.rank) if m.where == one.where and m.first_t > one.last_t), default=1 << 63
-        )
-        for report in _between(run, one.rank, one.last_t, one.at):
-            if report.t_ns >= until or not _speaks_for_all(run, report) or _lists_all(report, group):
+        for report in usual.reported(run, one):
+            if not _speaks_for_all(run, report) or _lists_all(report, group):
                 continue
-            for value in report.values():
+            for place, value in enumerate(report.values()):
                 right = measured.is_own(value, one, group)
                 if right is None or (one.of == "item" and _is_training_loss(value, one.rank, one.at, epochs)):
                     continue
-                if not (one.once and _of_training(report.label(value))):
+                if not (one.once and _of_training(report.label(value))) and usual.is_own(run, one, report, place, measures):
                     return self._share(report, one, sum(m.rows for m in group), _told(value, one, right))
         return None
 
@@ -141,19 +141,18 @@ class MetricFromOneShard(Check):
     def _stored(self, run: Run, epochs: list[Epoch]) -> Iterable[Finding]:
         """A rank's own mean training loss, in a line whose numbers also go into a table."""
         for epoch in epochs[:64]:
-            for rank, mean in enumerate(epoch.means[: passes.MAX_COMPARED]):
-                one = epoch.group[rank]
+            for rank, one in enumerate(epoch.group[: passes.MAX_COMPARED]):
                 if one.closed is None or max(epoch.means) - min(epoch.means) == 0 or epoch.num_steps[rank] < 2:
                     continue
-                for report in _between(run, rank, one.closed.t_ns, one.closed.step):
-                    values = [v for v in report.values() if v.digits >= 3 and v.is_near(mean) and not v.is_near(epoch.mean)]
+                for report in usual.between(run, rank, one.closed.t_ns, one.closed.step):
+                    values = [v for i, v in enumerate(report.values()) if epoch.tells(v, rank) and usual.is_own_loss(run, epoch, report, i, epochs)]
                     table = _table_written(run, rank, one.closed.step)
                     if values and table and _speaks_for_all(run, report):
                         yield self.finding(
                             f"the training loss that rank {rank} reports and stores in {table} is the mean of its own share",
                             where=one.result_line(run),
                             ranks=(rank,),
-                            notes=[f"reported {values[0].value:g}; mean over all ranks {epoch.mean:.6g}", f"line: {report.text[:120]}"],
+                            notes=[f"reported {values[0].value:g}; mean over all ranks {epoch.wholes[-1]:.6g}", f"line: {report.text[:120]}"],
                             help="all-reduce the sum of the losses on every rank after this loop, and divide by world_size as well",
                         )
                         return
@@ -186,10 +185,6 @@ def _after(run: Run, one: Evaluation) -> list[Report]:
     return [r for r in reports.all_reports(run)[one.rank] if one.ended_ns < r.t_ns < until and r.step == one.step]
 
 
-def _between(run: Run, rank: int, since_ns: int, step: int) -> list[Report]:
-    return [r for r in reports.all_reports(run)[rank] if r.t_ns > since_ns and r.step == step]
-
-
 def _speaks_for_all(run: Run, report: Report) -> bool:
     """Only one rank reports it, it does not say whose it is, and it is a metric."""
     if report.tagged or not (report.kind == "scalar" or reports.METRIC.search(report.text)):
@@ -219,7 +214,7 @@ def _is_training_loss(value: reports.Value, rank: int, step: int, epochs: list[E
     """A number that the line takes from training, not from this measurement."""
     for epoch in epochs:
         if epoch.group[rank].closed is not None and epoch.group[rank].closed.step <= step:  # type: ignore[union-attr]
-            known = (epoch.means[rank], epoch.lasts[rank], epoch.mean, epoch.means[rank] * epoch.num_steps[rank])
+            known = (epoch.means[rank], epoch.weighted[rank], epoch.lasts[rank], *epoch.wholes, epoch.means[rank] * epoch.num_steps[rank])
             if any(value.is_near(v) for v in known):
                 return True
     return False

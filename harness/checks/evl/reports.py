@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from harness.model import Where
 from harness.record import Event, Recording, Run, number
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.\d+(?:[eE][-+]?\d+)?|(?<![\w.])[-+]?\d+[eE][-+]?\d+")
+ANY_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 TAGGED = re.compile(
     r"\b(?:client|participant|party|silo|peer|replica)\W{0,2}\d|"
     r"rank\W{0,3}\d|\[\s*\d+\s*(/\s*\d+\s*)?\]|\blocal\b|\bshard\b|\bworker\W{0,2}\d|\bproc\w*\W{0,2}\d|\bgpu\W{0,2}\d", re.IGNORECASE
@@ -30,6 +32,10 @@ class Value:
 
     def is_near(self, other: float) -> bool:
         return abs(self.value - other) <= 0.5001 * self.resolution + 1e-6 * abs(other)
+
+    def is_far(self, other: float) -> bool:
+        """Not what a long sum in single precision makes of it either."""
+        return abs(self.value - other) > 0.5001 * self.resolution + 2e-5 * abs(other)
 
     @property
     def digits(self) -> int:
@@ -54,12 +60,22 @@ class Report:
 
     def values(self) -> list[Value]:
         """Numbers with a fraction that are neither times nor learning rates nor sizes."""
-        found = []
-        for match in NUMBER.finditer(self.text):
-            if TIME.search(self.text[: match.start()]) or UNIT.match(self.text[match.end() :]):
-                continue
-            found.append(_value(match.group()))
-        return found
+        return [_value(match.group()) for match in self._matches]
+
+    @cached_property
+    def _matches(self) -> list[re.Match[str]]:
+        found = NUMBER.finditer(self.text)
+        return [m for m in found if not TIME.search(self.text[: m.start()]) and not UNIT.match(self.text[m.end() :])]
+
+    @cached_property
+    def form(self) -> tuple[str, int, str]:
+        """What lines have in common that differ by their numbers only: statement and text."""
+        at = (self.where.file, self.where.line) if self.where is not None else ("", 0)
+        return (*at, " ".join(ANY_NUMBER.sub("#", self.text).split()))
+
+    def between(self, place: int) -> str:
+        """What stands between one of `values()` and the next."""
+        return self.text[self._matches[place].end() : self._matches[place + 1].start()]
 
     def label(self, value: Value) -> str:
         """What the line says between the number before it and this one."""

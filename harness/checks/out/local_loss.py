@@ -1,7 +1,8 @@
 """OUT105 prints-local-loss: the loss that one rank prints is that of its own shard.
 
 What it does
-    Compares the numbers in lines that only one rank prints with that rank's loss at the step, where the losses of the ranks differ.
+    Compares the numbers in lines that only one rank prints with that rank's loss at the step, where the losses of the ranks differ. A number counts
+    that is the loss in nearly all such lines: in one of many it is so by chance.
 
 Why it is bad
     It reads like the loss of the job and is noisier than it by the square root of the number of ranks. Harmless while it is known; wrong
@@ -23,12 +24,28 @@ Known limits
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.out import lines
 from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.probe import protocol
+from harness.record import Event, Recording, Run
+
+USUAL = 0.8  # of the lines that can tell
+Hit = tuple[int, Event, tuple[float, list[float]]]  # rank, line, its loss and the others'
+
+
+class Step(NamedTuple):
+    mine: float
+    others: list[float]
+    alone: bool  # one backward: of several, a line may show another than the last
+
+    @property
+    def mean(self) -> float:
+        return (self.mine + sum(self.others)) / (1 + len(self.others))
 
 
 class PrintsLocalLoss(Check):
@@ -49,9 +66,8 @@ class PrintsLocalLoss(Check):
         if not by_site:
             raise NotApplicable("nothing is printed")
         for group in by_site.values():
-            ranks = {rank for rank, _ in group}
-            hits = [(rank, event, near) for rank, event in group if len(ranks) == 1 and (near := _local(run, rank, event)) is not None]
-            if len(hits) > 1 or (hits and len(group) == 1):
+            hits = _hits(run, group) if len({rank for rank, _ in group}) == 1 else []
+            if len({id(event) for _, event, _ in hits}) > 1 or (hits and len(group) == 1):
                 rank, event, (mine, others) = hits[0]
                 yield self.finding(
                     f"rank {rank} prints the loss of its own shard",
@@ -64,27 +80,35 @@ class PrintsLocalLoss(Check):
                 return
 
 
-def _local(run: Run, rank: int, event: Event) -> tuple[float, list[float]] | None:
-    """(this rank's loss, the others') where the line shows the first and not the mean of all."""
-    shown = lines.decimals(str(event["text"] or ""))
-    for step in (event.step - 1, event.step):
-        losses = _losses(run, step)
-        mine = losses.pop(rank, math.nan)
-        if not losses or not math.isfinite(mine):
-            continue
-        mean = (mine + sum(losses.values())) / (1 + len(losses))
-        for value, half in shown:
-            if abs(value - mine) <= half * 1.01 and abs(mean - mine) > 4 * half:
-                return mine, list(losses.values())
-    return None
+def _hits(run: Run, group: list[tuple[int, Event]]) -> list[Hit]:
+    """Lines with the loss at a place where nearly all lines of the kind have it that can tell."""
+    hits: dict[tuple[str, int], list[Hit]] = {}
+    others: Counter[tuple[str, int]] = Counter()
+    for rank, event in group:
+        text = str(event["text"] or "")
+        shown = lines.decimals(text)
+        known = [step for at in (event.step - 1, event.step) if (step := _step(run, rank, at)) is not None] if shown else []
+        form = " ".join(lines.mask(text).split())
+        for place, (value, half) in enumerate(shown):
+            near = [step for step in known if abs(value - step.mine) <= half * 1.01]
+            told = next((step for step in near if abs(step.mean - step.mine) > 4 * half), None)
+            if told is not None:
+                hits.setdefault((form, place), []).append((rank, event, (told.mine, told.others)))
+            others[form, place] += not near and any(step.alone for step in known)
+    usual = [found for key, found in hits.items() if len(found) >= USUAL * (len(found) + others[key])]
+    return sorted((hit for found in usual for hit in found), key=lambda hit: hit[1].t_ns)
 
 
-def _losses(run: Run, step: int) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for rank, recording in enumerate(run.ranks):
-        index = recording.step_index.get(step) if recording is not None else None
-        if recording is not None and index is not None:
-            loss = recording.row(index).loss
-            if math.isfinite(loss):
-                found[rank] = loss
-    return found
+def _step(run: Run, rank: int, step: int) -> Step | None:
+    recording = run.ranks[rank]
+    mine = _number(recording, step, "loss")
+    others = [v for r, other in enumerate(run.ranks) if r != rank and math.isfinite(v := _number(other, step, "loss"))] if math.isfinite(mine) else []
+    return Step(mine, others, _number(recording, step, "num_backward") <= 1) if others else None
+
+
+def _number(recording: Recording | None, step: int, name: str) -> float:
+    index = recording.step_index.get(step) if recording is not None else None
+    if recording is None or index is None:
+        return math.nan
+    offset, number = protocol.NUMBER_OFFSET[name]
+    return float(number.unpack_from(recording.rows, index * protocol.ROW.size + offset)[0])

@@ -251,6 +251,72 @@ def test_own_training_loss_in_a_table() -> None:
     silent(MetricFromOneShard, run(table=False))
 
 
+def epochs_in_a_table(*shown: float, samples: tuple[int, int] = (8, 2)) -> Run:
+    """Epochs of two steps, the last batch smaller; the ranks' losses are 0.5 and 0.3, 0.7 and 0.2, a little lower with each epoch."""
+    first = [(0.5, 0.3), (0.7, 0.2)]
+    own: list[list[Event]] = [[], []]
+    rows: tuple[list[bytes], list[bytes]] = ([], [])
+    for epoch, value in enumerate(shown):
+        for rank in range(2):
+            own[rank] += trained(epoch, 2 * epoch + 2)
+            rows[rank].extend(row(2 * epoch + i, loss=v - 0.01 * epoch, num_samples=samples[i]) for i, v in enumerate(first[rank]))
+        own[0] += [says(f"epoch {epoch}: train_loss {value:.4f}", s=2 * epoch + 2)]
+        own[0] += [event("open", line=61, s=2 * epoch + 2, path="/r/history.json", mode="w")]
+    return two(*own, rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("shown", "fires"),
+    [
+        ((0.46, 0.45, 0.44, 0.43), True),  # own, by sample
+        ((0.40, 0.39, 0.38, 0.37), True),  # by step
+        ((0.40, 0.4521, 0.4435, 0.4312), False),  # once, by chance
+        ((0.53, 0.52, 0.51, 0.50), False),  # by sample, over all
+        ((0.46, 0.45, 0.44, 0.43, 0.4321), True),
+    ],
+)
+def test_own_training_loss_in_nearly_all_epochs(shown: tuple[float, ...], fires: bool) -> None:
+    assert bool(builder.findings(MetricFromOneShard, epochs_in_a_table(*shown))) == fires
+
+
+def evaluations_of(*lines: str, reduced_too: bool = False) -> Run:
+    """Hand-made evaluations one after another, losses of 0.6 and 0.9 in the mean and 0.01 less each time; the median is read once."""
+    ranks: list[list[Event]] = [[], []]
+    for nth, text in enumerate(lines):
+        s = 2 * nth + 2
+        for rank in range(2):
+            mean, own = (0.6 - 0.01 * nth, 0.9 - 0.01 * nth)[rank], ranks[rank]
+            own += trained(nth, s)
+            read = {"num": 2, "rows": 100, "mean": mean, "weighted": mean, "total": 100 * mean, "sum": 2 * mean, "targets": 7 + rank, "of": "loss"}
+            once = mean + 0.0123 - 0.001 * rank
+            median = {"num": 1, "rows": 1, "mean": once, "weighted": once, "total": once, "sum": once, "of": "item"}
+            for line, told in ((40, read), (41, median)):
+                one = event("measured", line=line, s=s, at=s, at_y=4, **told)
+                one.data.update(first_t=one.t_ns - 10, last_t=one.t_ns)  # type: ignore[attr-defined]
+                own.append(one)
+            if reduced_too:
+                own.append(reduced([100.0, 80.0 + rank], [200.0, 161.0], s=s))
+        ranks[0].append(says(text, s=s, y=9))
+    return two(*ranks)
+
+
+@pytest.mark.parametrize(
+    ("texts", "fires"),
+    [
+        (["val_loss 0.6000", "val_loss 0.5900", "val_loss 0.5800"], True),
+        (["val_loss 0.6000", "val_loss 0.7123", "val_loss 0.7011"], False),  # once, by chance
+        (["val_loss 0.6000", "val_loss 0.6000"], True),  # the first is still the lowest, or the highest
+        (["Test: loss: 0.6123 (0.7500)", "Test: loss: 0.6023 (0.7400)"], False),  # the median, and what was synchronised
+        (["Test: loss: 0.6123 (0.6000)", "Test: loss: 0.6023 (0.5900)"], True),
+        (["Test: loss 0.7500 acc 0.6123", "Test: loss 0.7400 acc 0.6023"], True),  # another metric's mean over all
+        (["Test: acc: 0.6123 avg 0.8050"], False),  # as it was summed up and divided by the count
+        (["Test: acc: 0.6123 avg 0.8000"], True),  # the rank's own quotient
+    ],
+)
+def test_a_number_is_judged_by_all_lines_and_by_what_stands_beside_it(texts: list[str], fires: bool) -> None:
+    assert bool(builder.findings(MetricFromOneShard, evaluations_of(*texts, reduced_too=True))) == fires
+
+
 def own_means(text: str, *, kind: str = "loss", same: bool = False) -> Run:
     """Something else is reduced (y moves on) between a hand-made evaluation and its report."""
     ranks = []

@@ -185,6 +185,24 @@ def test_mean_loss_is_healthy() -> None:
     assert findings(PrintsLocalLoss, both) == []
 
 
+@pytest.mark.parametrize(("backwards", "fires"), [(1, False), (2, True)])
+def test_a_reduced_loss_that_is_now_and_then_the_own_one(backwards: int, fires: bool) -> None:
+    """Two of five lines show a number that is the loss of the last step as well; of several losses of a step it may be another one."""
+    own, other = (0.5, 0.41, 0.33, 0.29, 0.22), (0.6, 0.5, 0.4, 0.3, 0.3)
+    shown = (0.5, 0.41, 0.37, 0.31, 0.26)
+    said = [event("print", line=9, s=s + 1, text=f"epoch {s} loss {v:.4f}", stream=1) for s, v in enumerate(shown)]
+    rows = [[row(s, loss=v, num_backward=backwards) for s, v in enumerate(values)] for values in (own, other)]
+    both = run([recording(said, rows[0], rank=0), recording([], rows[1], rank=1)])
+    assert bool(findings(PrintsLocalLoss, both)) == fires
+
+
+def test_lines_of_another_form_do_not_speak_against_it() -> None:
+    texts = ["loss 0.5123", "valid loss 0.4444", "loss 0.4001", "valid loss 0.4321"]
+    said = [event("print", line=9, s=1 + i // 2, text=text, stream=1) for i, text in enumerate(texts)]
+    both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
+    assert [f.evidence for f in findings(PrintsLocalLoss, both)] == [{"lines": 2}]
+
+
 def test_torn_event_file() -> None:
     path = "/w/runs/events.out.tfevents.1.h.77.0"
     found = findings(EventFileHalfWritten, two([opens(path=path, mode="r"), event("event_file", path=path, torn_at=40, size=55)], []))
