@@ -51,7 +51,7 @@ def contents_of(drawn: list[Pass]) -> Contents:
 def _contents_by(rows_of: list[tuple[int, ...]], drawn: list[Pass]) -> Contents:
     found = Contents()
     table: dict[int, dict[int, int]] = {}  # index -> rank -> content
-    label: dict[int, dict[int, int]] = {}  # content -> rank -> label
+    label: dict[tuple[int, int], dict[int, int]] = {}  # index and content (which two samples may have in common) -> rank -> label
     per_rank: dict[int, dict[int, set[int]]] = {}  # rank -> content -> indices
     named: dict[int, int] = {}  # index -> label
     shifts = False  # a rank drew a sample again, with another label
@@ -63,7 +63,7 @@ def _contents_by(rows_of: list[tuple[int, ...]], drawn: list[Pass]) -> Contents:
                 found.stable = False
             per_rank.setdefault(one.rank, {}).setdefault(row, set()).add(index)
             if position < len(one.labels):
-                shifts = label.setdefault(row, {}).setdefault(one.rank, one.labels[position]) != one.labels[position] or shifts
+                shifts = label.setdefault((index, row), {}).setdefault(one.rank, one.labels[position]) != one.labels[position] or shifts
                 found.labelled = True
                 found.label_differs = found.label_differs or named.setdefault(index, one.labels[position]) != one.labels[position]
     if not found.stable:
@@ -89,11 +89,11 @@ def _contents_by(rows_of: list[tuple[int, ...]], drawn: list[Pass]) -> Contents:
 def _relabelled_at_once(rows_of: Sequence[tuple[int, ...]], drawn: list[Pass]) -> int:
     """Samples that two ranks drew in one epoch with different labels, of labels that change from epoch to epoch (noise, soft targets): most of
     what both drew, as noise of each rank's own does not make it, and none that a rank itself drew in that epoch with two labels."""
-    table: dict[tuple[int, int], dict[int, int]] = {}  # epoch and content -> rank -> label
+    table: dict[tuple[int, int, int], dict[int, int]] = {}  # epoch, index and content -> rank -> label
     epochs: Counter[int] = Counter()
     for one, rows in zip(drawn, rows_of, strict=True):
-        for row, label in zip(rows, one.labels, strict=False):
-            if table.setdefault((epochs[one.rank], row), {}).setdefault(one.rank, label) != label:
+        for index, row, label in zip(one.indices, rows, one.labels, strict=False):
+            if table.setdefault((epochs[one.rank], index, row), {}).setdefault(one.rank, label) != label:
                 return 0
         epochs[one.rank] += 1
     both = [ranks for ranks in table.values() if len(ranks) > 1]

@@ -861,6 +861,14 @@ def test_labels_contradict() -> None:
     assert "another label" in said(SampleOrderDiffers, two(*own)).message
 
 
+def test_two_samples_of_one_content_may_have_two_labels() -> None:
+    own = []
+    for rank in range(2):
+        drawn = share(rank)
+        own.append(one_pass(0, drawn, rows=[100 + (i if i > 3 else i // 2) for i in drawn], labels=packed([i % 5 for i in drawn]), **shuffled(rank, 0)))
+    silent(SampleOrderDiffers, two(*own))
+
+
 @pytest.mark.parametrize(("moved", "again", "contradict"), [(0, 0, False), (1, 0, True), (1, 1, False)])
 def test_labels_that_change_between_epochs_are_compared_within_one(moved: int, again: int, contradict: bool) -> None:
     """Drawn with replacement, renamed with every epoch; `moved`: other classes on rank 1; `again`: another label at a rank's second draw."""
