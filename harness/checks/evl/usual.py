@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from harness.checks.evl import beside, measured
 from harness.checks.evl.losses import Epoch
@@ -27,6 +27,23 @@ def reported(run: Run, one: Measured) -> list[Report]:
 
 def is_own(run: Run, one: Measured, report: Report, place: int, groups: Sequence[Sequence[Measured]]) -> bool:
     """The number at this place of such lines is the mean of what its rank measured, and stands beside none of all ranks."""
+    return _once(run, (one.rank, one.where, one.of, report.form, place), lambda: _is_own(run, one, report, place, groups))
+
+
+def is_own_loss(run: Run, epoch: Epoch, report: Report, place: int, epochs: Sequence[Epoch]) -> bool:
+    """The number at this place of such lines is the mean of its rank's own training losses."""
+    return _once(run, (report.rank, epoch.group[0].key, report.form, place), lambda: _is_own_loss(run, epoch, report, place, epochs))
+
+
+def _once(run: Run, key: Hashable, ask: Callable[[], bool]) -> bool:
+    """Asked once a judgement, however many of the lines look like it."""
+    known: dict[Hashable, bool] = run.__dict__.setdefault("_usual", {})
+    if key not in known:
+        known[key] = ask()
+    return known[key]
+
+
+def _is_own(run: Run, one: Measured, report: Report, place: int, groups: Sequence[Sequence[Measured]]) -> bool:
     told: list[bool | None] = []
     extremes: list[float] = []  # of what was measured so far: a line may show the best of it
     for group in groups:
@@ -41,8 +58,7 @@ def is_own(run: Run, one: Measured, report: Report, place: int, groups: Sequence
     return _nearly_all(told)
 
 
-def is_own_loss(run: Run, epoch: Epoch, report: Report, place: int, epochs: Sequence[Epoch]) -> bool:
-    """The number at this place of such lines is the mean of its rank's own training losses."""
+def _is_own_loss(run: Run, epoch: Epoch, report: Report, place: int, epochs: Sequence[Epoch]) -> bool:
     told = []
     for other in (e for e in epochs if e.group[0].key == epoch.group[0].key):
         closed = other.group[report.rank].closed
