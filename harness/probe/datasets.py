@@ -25,6 +25,16 @@ def pack(values: list[int]) -> str:
     return base64.b64encode(zlib.compress(struct.pack(f"<{len(values)}I", *(v & 0xFFFFFFFF for v in values)), 1)).decode()
 
 
+def pack_alike(values: list[int]) -> str | int:
+    """The value itself, where all are the same one."""
+    return values[0] if values and min(values) == max(values) else pack(values)
+
+
+def shapes(tensors: list[Any], num: int) -> int:
+    """A number for how large each of a sample's tensors is, of `num` samples; 0.1 us a tensor."""
+    return hash(tuple([t.numel() // num for t in tensors])) & 0xFFFFFFFF if num else 0
+
+
 def describe(loader: Any) -> dict[str, Any]:
     """Sampler, dataset and workers of a loader, as plain values."""
     sampler = getattr(loader, "sampler", None)

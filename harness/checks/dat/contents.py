@@ -40,10 +40,10 @@ class Contents:
 
 def contents_of(drawn: list[Pass]) -> Contents:
     """By the samples' first part; where many of them have that in common (the user of a rating) and shares of the ranks' own may be behind it, by
-    this and the label together."""
-    found = _contents_by([p.rows for p in drawn], drawn)
+    this and the label together. Samples are compared with those of one shape."""
+    found = _contents_by([p.by_shape(p.rows) for p in drawn], drawn)
     if found.stable and found.differ and not found.seen and all(len(p.labels) == len(p.rows) > 0 for p in drawn):
-        whole = _contents_by([tuple(hash(pair) for pair in zip(p.rows, p.labels, strict=True)) for p in drawn], drawn)
+        whole = _contents_by([tuple(hash(pair) for pair in zip(p.by_shape(p.rows), p.labels, strict=False)) for p in drawn], drawn)
         return whole if whole.apart else found
     return found
 
@@ -56,7 +56,7 @@ def _contents_by(rows_of: list[tuple[int, ...]], drawn: list[Pass]) -> Contents:
     named: dict[int, int] = {}  # index -> label
     shifts = False  # a rank drew a sample again, with another label
     for one, rows in zip(drawn, rows_of, strict=True):
-        for position, (index, row) in enumerate(zip(one.indices, rows, strict=False)):
+        for position, (index, row) in enumerate(zip(one.by_shape(one.indices), rows, strict=False)):
             ranks = table.setdefault(index, {})
             found.again += one.rank in ranks
             if ranks.setdefault(one.rank, row) != row:

@@ -15,8 +15,8 @@ Right
     self.keys = sorted(set(names))
 
 Known limits
-    Content tells only where samples are not augmented; lists are seen if they are attributes of the dataset. Labels that change from epoch to
-    epoch are compared within an epoch only, and count where most of them differ.
+    Content tells only where samples are not augmented, and of padded batches where they are equally long; lists are seen if they are attributes of
+    the dataset. Labels that change from epoch to epoch are compared within an epoch only, and count where most of them differ.
 """
 
 from __future__ import annotations

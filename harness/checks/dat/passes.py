@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import re
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -176,6 +177,13 @@ class Pass:
     @cached_property
     def labels(self) -> tuple[int, ...]:
         return unpack(self._field("labels"))
+
+    def by_shape(self, values: Sequence[int]) -> tuple[int, ...]:
+        """These of the samples, one each, such that those are alike whose samples have one shape: padded to the longest of its batch, a sample
+        looks different in another."""
+        told = self._field("shapes")
+        shapes: Iterable[int] = itertools.repeat(told) if isinstance(told, int) else unpack(told)
+        return tuple(hash(pair) for pair in zip(shapes, values, strict=False)) if told else tuple(values)
 
     @property
     def distributed(self) -> Mapping[str, Any] | None:

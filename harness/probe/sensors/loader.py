@@ -4,9 +4,10 @@ Event "loader" (each `iter(loader)`): loop, loader (order of construction), made
 workers are asked for), made_dataset (nearest first; all sites), base_seed (of the workers), copies (see workercopies.py), aside (a
 thread of the script's draws ahead), what `datasets.describe` says of sampler, dataset, workers.
 Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
-uint32, at most 65,536), rows (the same of a digest a sample), labels, content (digest of all rows in order), batch_sizes [first,
-smallest, last], backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on),
-training (a trained or wrapped module was in train mode), file (see sharedfiles.py),
+uint32, at most 65,536), rows (the same of a digest a sample), labels, shapes (how large the samples are, a number each, or one for all: padded
+to the longest of its batch, one looks different in another), content (digest of all rows in order), batch_sizes [first, smallest, last],
+backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on), training (a trained or
+wrapped module was in train mode), file (see sharedfiles.py),
 data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from it to the last one, in the call that found
 the end), worker_random ([torch, python, numpy, own] generators drawn from for each sample in a worker), worker_seeds (first 8 workers: what [torch,
 python, numpy] are seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own generators), switch (see layers.py),
@@ -77,6 +78,7 @@ class Pass:
         self.order = self.content = 0
         self.rows: list[int] = []
         self.labels: list[int] = []
+        self.shapes: list[int] = []
         self.sizes = [0, 1 << 60, 0]
         self.num_batches = self.num_samples = self.backwards = self.collectives = self.first_trained = 0
         self.step_before = S.steps
@@ -131,7 +133,8 @@ class Pass:
         S.recorder.event(
             "pass", self.site, loop=self.loop, loader=self.loader, num_batches=self.num_batches, num_samples=self.num_samples,
             order=self.order,
-            indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), content=self.content, batch_sizes=self.sizes,
+            indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), shapes=datasets.pack_alike(self.shapes),
+            content=self.content, batch_sizes=self.sizes,
             backwards=self.backwards, first_trained=self.first_trained,
             collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
             training=self.training, data_s=round(self.data_s, 6),
@@ -240,6 +243,7 @@ def _note_samples(one: Pass, tensors: list[Any], size: int) -> int:
     for more in whole[1:-1][:3]:
         rows = [mix(a, b) & 0xFFFFFFFF for a, b in zip(rows, datasets.row_digests(more), strict=True)]
     one.rows.extend(rows)
+    one.shapes.extend([datasets.shapes(whole, size)] * len(rows))
     digest = digests.wide(array("Q", rows).tobytes())
     if len(whole) > 1:
         labels = datasets.row_digests(whole[-1])

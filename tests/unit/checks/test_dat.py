@@ -45,7 +45,7 @@ ALL: list[type[Check]] = [
 ]  # fmt: skip
 
 
-OF_PASSES = ("first_trained", "own", "worker_random", "worker_seeds", "worker_own")
+OF_PASSES = ("first_trained", "own", "worker_random", "worker_seeds", "worker_own", "shapes")
 
 
 def packed(values: list[int]) -> str:
@@ -894,6 +894,27 @@ def test_labels_noised_anew_by_each_rank_are_no_other_classes() -> None:
             events += one_pass(epoch, drawn, labels=packed(labels), **shuffled(rank, epoch))
         own.append(events)
     silent(SampleOrderDiffers, two(*own))
+
+
+def padded(*, wrong: int = 0, relabelled: bool = False) -> Run:
+    """Samples that the collate function pads to the longest of their batch; from epoch to epoch a rank draws the other's, in other batches."""
+    own = []
+    for rank in range(2):
+        events: list[Event] = []
+        for epoch in range(2):
+            drawn = share((rank + epoch) % 2)
+            lengths = [20 + (i + epoch) % 3 if i % 8 > 1 else 20 for i in drawn]
+            rows = [1000 + i * 64 + (n if not relabelled else 0) + wrong * rank for i, n in zip(drawn, lengths, strict=True)]
+            labels = [i * 64 + n for i, n in zip(drawn, lengths, strict=True)]
+            events += one_pass(epoch, drawn, rows=rows, labels=packed(labels), shapes=packed(lengths), **shuffled(rank, epoch))
+        own.append(events)
+    return two(*own)
+
+
+def test_padding_makes_no_other_sample() -> None:
+    silent(SampleOrderDiffers, padded())
+    silent(SampleOrderDiffers, padded(relabelled=True))  # images of one size, captions that are padded
+    assert "another sample" in said(SampleOrderDiffers, padded(wrong=1)).message
 
 
 def loop_event(*exits: tuple[int, str, int], of: str = "loader", line: int = 40) -> Event:
