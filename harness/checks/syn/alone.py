@@ -20,8 +20,9 @@ Known limits
     and every rank seeded torch with a value of its own and started from other parameters (an ensemble, parallel chains), has other
     hyper-parameters from its first step on (a search by rank), or draws the same batches as all others (the models differ, not the data).
     So are folds of a cross-validation that loaders show: each rank holds out other samples, and the other ranks train on them. Where no loader shows
-    it, folds that are dealt by rank look like a forgotten wrap. Weights that travel as objects count where as many numbers
-    are gathered as the model has, and later optimizers start from parameters that all ranks have.
+    it, folds that are dealt by rank look like a forgotten wrap. What would be advice is silent where one rank comes to its end with one model more than
+    another (five folds over two ranks). Weights that travel as objects count where as many numbers are gathered as the model has, and later optimizers
+    start from parameters that all ranks have.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class ReplicasTrainAlone(Check):
             alone = parting.num_param == parting.steps and (parting.num_grad == parting.steps or opt == protocol.OPT_BY_HAND)
             little = facts.hand_synced_numel < numel * max(1, parting.steps // 50 + 1) and not _round(run, numel)
             if numel and alone and parting.steps >= 2 and little:
+                meant = members.on_purpose(run, opt)
+                if meant and members.dealt_out(run):
+                    raise NotApplicable("the ranks train other numbers of models: members, or folds, that were dealt out")
                 loss = _reduced_loss(run, facts.grad_site(opt))
                 why = (
                     "the loss is all-reduced before backward(), which averages no gradient"
@@ -69,7 +73,7 @@ class ReplicasTrainAlone(Check):
                     f"{run.world_size} ranks train {run.world_size} separate models: {why}",
                     where=loss or (event.where if event else None) or facts.grad_site(opt),
                     ranks=run.rank_ids,
-                    severity=Severity.ADVICE if members.on_purpose(run, opt) else None,
+                    severity=Severity.ADVICE if meant else None,
                     notes=[f"gradients and parameters differ at all of {parting.steps} steps"],
                     help=("call backward() on the rank's own loss, all-reduce `loss.detach()` for the log only, and average the gradients: " if loss else "")
                     + "wrap the model: `model = DistributedDataParallel(model)`",

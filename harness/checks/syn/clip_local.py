@@ -21,7 +21,8 @@ Right
 
 Known limits
     Needs two steps whose norms differ. A hook that multiplies by a constant, a mask or the rank's share of the batch is healthy; one that clamps
-    element by element is not judged. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is healthy.
+    element by element is not judged. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is healthy. Where a statement clips what
+    another optimizer steps than the next one, only the first 200 calls are looked at.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.opt import losses
-from harness.checks.syn import replicas
+from harness.checks.syn import clips, replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run
 
@@ -44,30 +44,23 @@ class ClipBeforeSync(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         replicas.require(run)
-        clips = list(run.events("clip"))
+        told = [e for _, e in run.events("clip")]
         if (by_hook := _hooked(run)) is not None:
             yield by_hook.finding(self)
             return
-        if not clips:
+        if not told:
             raise NotApplicable("no gradient clipping")
-        limit = _limit([e["max_norm"] for _, e in clips])
-        if limit == math.inf:
+        if clips.limit(told) == math.inf:
             return  # nothing is clipped: the norms are read only
-        wrong = []
-        for step in run.steps():
-            norms = step.number("grad_norm")
-            if step.complete and step.same("grad") and losses.all_finite(norms):
-                low, high = min(norms), max(norms)
-                if high > low * (1 + 1e-3) + 1e-12:
-                    wrong.append((step.index, low, high))
+        wrong = clips.differing(run)
         if len(wrong) >= 2:
-            clipped = [w for w in wrong if w[2] > limit]
-            index, low, high = (clipped or wrong)[0]
+            clipped = [w for w in wrong if w.clipped]
+            first = (clipped or wrong)[0]
             yield self.finding(
                 "gradients are clipped by each rank's own norm before they are averaged",
-                where=clips[0][1].where,
+                where=first.where,
                 ranks=run.rank_ids,
-                notes=[f"norms at step {index}: {low:.4g} to {high:.4g}; {len(wrong)} steps, of which {len(clipped)} had a norm above the limit"],
+                notes=[f"norms at step {first.step}: {first.low:.4g} to {first.high:.4g}; {len(wrong)} steps, of which {len(clipped)} had a norm above the limit"],
                 help="average the gradients first, then clip",
                 severity=None if clipped else Severity.ADVICE,
             )
@@ -120,9 +113,3 @@ def _brought_to(events: Sequence[Event]) -> float | None:
     one = all(abs(e["after"] - limit) <= 1e-3 * limit for e in changed)
     rest = all(e["before"] <= limit * (1 + 1e-3) for e in events if e not in changed)
     return limit if one and rest and limit > 0 else None
-
-
-def _limit(limits: Sequence[object]) -> float:
-    """The smallest norm that the script clips to; 0 where some call's is not known."""
-    known = [float(v) for v in limits if isinstance(v, (int, float))]
-    return min(known) if len(known) == len(limits) else 0.0

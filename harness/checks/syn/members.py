@@ -8,7 +8,7 @@ from itertools import islice
 from harness.checks.syn import folds, replicas
 from harness.checks.syn.replicas import Parting, Replicas
 from harness.probe import protocol
-from harness.record import Recording, Run
+from harness.record import Recording, Run, texts
 from harness.steps import Step
 
 LOOKED_AT = 64  # steps
@@ -20,6 +20,15 @@ def on_purpose(run: Run, opt: int) -> bool:
     their seeds, their hyper-parameters, or their models while all draw the same batches; or folds: what one holds out, the others train on."""
     whole = [(0, run.num_steps)] * len(run.present)
     return not _shared_out(run, whole) and (_own_seeds(run, opt) or _own_hyper(run, opt) or _same_batches(run, opt) or folds.by_rank(run))
+
+
+def dealt_out(run: Run) -> bool:
+    """Whether the ranks came to their end with other numbers of optimizers, one apart, which one statement made: five folds over two ranks. A training whose
+    wrap was forgotten has as many on each."""
+    told = [[e for e in r.of(protocol.PARAMS) if e["opt"] != protocol.OPT_BY_HAND] for r in run.present]
+    nums = [len({e["opt"] for e in events}) for events in told]
+    made = {e.where for events in told for e in events}
+    return run.finished and max(nums) - min(nums) == 1 and min(nums) > 0 and len(made) == 1 and None not in made
 
 
 def _shared_out(run: Run, spans: Sequence[tuple[int, int]]) -> bool:
@@ -48,6 +57,16 @@ def personal(run: Run, facts: Replicas, parting: Parting) -> bool:
     opt, whole = parting.opt, [(0, run.num_steps)] * len(run.present)
     apart = beside(facts, parting) and _spans(run, opt) is None and not _shared_out(run, whole)
     return apart and _own_hyper(run, opt) and not replicas.starts_equal(run, opt)
+
+
+def of_own_shapes(run: Run, facts: Replicas, parting: Parting) -> bool:
+    """Whether such an optimizer holds a parameter of another shape on another rank, and no sampler shares data out: what it steps could be neither averaged nor
+    wrapped as one; a vocabulary and a head for each language."""
+    if not beside(facts, parting) or _shared_out(run, [(0, run.num_steps)] * len(run.present)):
+        return False
+    told = [e for r in run.present if (e := r.params_at(parting.opt)) is not None]
+    names = [texts(e["names"]) for e in told]
+    return len(told) == len(run.present) and len({repr(n) for n in names}) == 1 and len({repr(e["shapes"]) for e in told}) > 1
 
 
 def phase_of_own(run: Run, facts: Replicas, parting: Parting) -> bool:

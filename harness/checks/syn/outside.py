@@ -22,7 +22,8 @@ Known limits
     without DDP in which each rank trains a model of its own with hyper-parameters of its own, or on the same batches, where what is wrapped afterwards
     is equal on all ranks. Where that is so and no sampler shares data out in the phase, it is advice: folds, or an ensemble, by rank look like a
     forgotten wrap. It is advice too where the optimizer of what lies beside DDP has hyper-parameters of each rank's own from its first step on, and other
-    parameters from the start, and no sampler shares data out: a head that each client keeps to itself.
+    parameters from the start, and no sampler shares data out: a head that each client keeps to itself. Where such an optimizer holds a parameter of
+    another shape on another rank (an embedding and a head for each language), and no sampler shares data out, nothing of it could be averaged: silent.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TrainableOutsideDdp(Check):
             unlike = _of_other_shapes(run, opt, event.step)
             wrong = [n for n in outside if n in parted and _part(n) not in unlike]
             owned = bool(wrong) and _owned(run, opt)
-            if wrong and ((owned and _on_purpose(run)) or members.phase_of_own(run, facts, parting)):
+            if wrong and ((owned and _on_purpose(run)) or members.phase_of_own(run, facts, parting) or members.of_own_shapes(run, facts, parting)):
                 continue
             if wrong and (parting.num_grad or parting.num_param):
                 yield self.finding(

@@ -51,12 +51,15 @@ def test_steps_of_ranks_in_other_roles_have_no_common_number(made: Run, fires: b
     assert bool(findings(CHECKS["SYN122"], made)) == fires
 
 
-def head(*, hyper: tuple[int, int] = (1, 2), grad: tuple[int, int] = (5, 55), start: tuple[int, int] = (1, 9), ddp: int = -1) -> Run:
+def head(*, hyper: tuple[int, int] = (1, 2), grad: tuple[int, int] = (5, 55), start: tuple[int, int] = (1, 9), ddp: int = -1,
+         widths: tuple[int, int] = (4, 4), sampler: bool = False) -> Run:  # fmt: skip
     """DDP wraps a body; what this optimizer steps lies beside it."""
     def begun(rank: int) -> list[Event]:
-        told = {"opt": 0, "kind": "SGD", "names": NAMES, "numels": [4, 16, 4, 16], "ddp": [ddp] * 4, "owned": [True] * 4, "requires_grad": [True] * 4}
+        told = {"opt": 0, "kind": "SGD", "names": NAMES, "numels": [4, 16, 4, 16], "ddp": [ddp] * 4, "owned": [True] * 4, "requires_grad": [True] * 4,
+                "shapes": [[4], [4, 4], [4], [widths[rank], 4]]}  # fmt: skip
         wraps = [event("pg", done=True, rank=rank, world_size=2), wrap_event(names=["body.weight"])]
-        return [*wraps, event("params", line=22, **told), event("initial", opt=0, each=[start[rank], 2, 3, 4])]
+        loop = one_pass(0, [rank], distributed={"num_replicas": 2, "rank": rank}) if sampler else []
+        return [*wraps, event("params", line=22, **told), event("initial", opt=0, each=[start[rank], 2, 3, 4]), *loop]
 
     return two_ranks(setup_of=begun, each=by_rank(hyper=hyper, grad=grad, param=(6, 66)), wrong=WRONG)
 
@@ -67,6 +70,8 @@ def head(*, hyper: tuple[int, int] = (1, 2), grad: tuple[int, int] = (5, 55), st
     ({"start": (1, 1)}, False, Severity.ERROR),
     ({"grad": (5, 5)}, True, Severity.ADVICE),  # averaged by hand: the rates part it
     ({"ddp": 0}, True, None),
+    ({"hyper": (1, 1), "widths": (4, 6)}, False, None),  # a vocabulary and a head for each language
+    ({"hyper": (1, 1), "widths": (4, 6), "sampler": True}, False, Severity.ERROR),
 ])  # fmt: skip
 def test_a_head_that_each_client_keeps(fields: Mapping[str, Any], rates: bool, outside: Severity | None) -> None:
     made = head(**fields)
@@ -152,3 +157,57 @@ def alone_first(*, grad: tuple[int, int], measured: bool = False) -> Run:
 def test_data_of_steps_that_ranks_take_alone_is_not_shared_out(grad: tuple[int, int], fires: bool) -> None:
     assert bool(findings(CHECKS["DAT102"], alone_first(grad=grad))) == fires
     assert bool(findings(CHECKS["EVL104"], alone_first(grad=grad, measured=True))) == fires
+
+
+def two_clips(norms: Mapping[str, tuple[float, float]], *, opts: tuple[int, int] = (0, 1), limit: float = 0.5) -> Run:
+    """Lines 60 and 61 clip, each for an optimizer of its own, before both step; gradients of the second are each rank's own."""
+    made = []
+    for rank in (0, 1):
+        first, second = norms["first"][rank], norms["second"][rank]
+        events = [event("pg", done=True, rank=rank, world_size=2), wrap_event()]
+        events += [event("params", line=22, opt=opt, names=NAMES, numels=[4] * 4, ddp=[-opt] * 4) for opt in (0, 1)]
+        rows = []
+        for s in range(0, 12, 2):
+            known = opts if s else (-1, -1)  # before its first step an optimizer is not known
+            events += [event("clip", line=60, s=s, norm=first, max_norm=limit, opt=known[0]), event("clip", line=61, s=s, norm=second, max_norm=limit, opt=known[1])]
+            flags = {"flags": protocol.FLAG_DDP, "num_reduce": 1}
+            rows += [row(s, opt=0, grad=s + 1, param=6, grad_norm=second, **flags), row(s + 1, opt=1, grad=s + 50 * rank + 1, param=6 + rank)]
+        made.append(recording(events, rows, rank=rank, world_size=2))
+    return run(made, exits=(0, 0))
+
+
+@pytest.mark.parametrize(("norms", "line"), [
+    ({"first": (1.0, 1.0), "second": (1.0, 2.0)}, None),  # the second's gradients differ, and so may their norms
+    ({"first": (1.0, 2.0), "second": (1.0, 3.0)}, 60),  # the first is averaged afterwards
+])  # fmt: skip
+def test_a_norm_belongs_to_what_was_clipped(norms: Mapping[str, tuple[float, float]], line: int | None) -> None:
+    found = findings(CHECKS["SYN117"], two_clips(norms))
+    assert [(f.where.line if f.where else 0, f.severity) for f in found] == ([(line, Severity.ERROR)] if line else [])
+    if line:
+        assert "1 to 2; 6 steps, of which 6" in found[0].notes[0]
+        assert [f.severity for f in findings(CHECKS["SYN117"], two_clips(norms, limit=9.0))] == [Severity.ADVICE]
+
+
+def members_of(*, nums: tuple[int, int] = (3, 2), seeds: tuple[int, int] = (1, 2), lines: tuple[int, ...] = (22, 22, 22), code: int = 0) -> Run:
+    """Each rank trains a few models, one after the other, four steps each."""
+    made = []
+    for rank in (0, 1):
+        events = [event("pg", done=True, rank=rank, world_size=2), event("seed", what="torch", value=seeds[rank])]
+        for opt in range(nums[rank]):
+            events += [event("params", line=lines[opt], s=4 * opt, opt=opt, names=NAMES, numels=[4] * 4, ddp=[-1] * 4)]
+            events += [event("initial", s=4 * opt, opt=opt, each=[seeds[rank], opt])]
+        rows = [row(4 * opt + n, opt=opt, grad=n + 9 * rank + 1, param=n + 9 * rank + 1) for opt in range(nums[rank]) for n in range(4)]
+        made.append(recording(events, rows, rank=rank, world_size=2))
+    return run(made, exits=(code, 0))
+
+
+@pytest.mark.parametrize(("fields", "severity"), [
+    ({}, None),  # five folds over two ranks
+    ({"nums": (2, 2)}, Severity.ADVICE),  # four: so looks an ensemble whose wrap was forgotten
+    ({"nums": (3, 1)}, Severity.ADVICE),
+    ({"code": 1}, Severity.ADVICE),  # one rank did not come to its last
+    ({"lines": (22, 22, 33)}, Severity.ADVICE),
+    ({"seeds": (1, 1)}, Severity.ERROR),
+])  # fmt: skip
+def test_members_that_are_dealt_out_unevenly(fields: Mapping[str, Any], severity: Severity | None) -> None:
+    assert [f.severity for f in findings(CHECKS["SYN126"], members_of(**fields))] == ([severity] if severity else [])
