@@ -235,6 +235,9 @@ class Run:
     nodes: Sequence[Mapping[str, Any]] = ()  # of a Slurm job: what each supervisor found on its node
     live: bool = False  # the run goes on; the last rows may be missing on some ranks
     others: list[Run] = field(default_factory=list)  # worlds that the script made before or after this one (see worlds.py)
+    num_unjudged: int = 0  # worlds beyond those
+    aside: frozenset[str] = frozenset()  # stems of processes whose failures are those of another world
+    over: bool = False  # the script went on behind it: how the run ended is told of another world
     unreadable: list[str] = field(default_factory=list)  # what checks stumbled over while they judged: forged values, or another version's
 
     @property
@@ -314,9 +317,10 @@ def assemble(plan: Plan, recordings: Sequence[Recording], **rest: Any) -> Run:
     """Put recordings into ranks. The training world is the one that init_process_group made; else what the launcher started.
 
     Processes that the script made itself (mp.spawn) form the world if they made a process group of more than one rank. Of several such worlds the one
-    that trained longest is the run, and the others are its `others`.
+    that the launcher started, else the one that trained longest, is the run, and the others are its `others`.
     """
-    made = worlds.split(recordings)
+    found = worlds.split(recordings)
+    made = worlds.chosen(found)
     grouped, world = (made[0].members, made[0].size) if made else ({}, 0)
     mains = {r.env_rank if r.env_rank >= 0 else 0: r for r in recordings if r.role == "main"}
     spawned = any(r.role == "child" for r in grouped.values())
@@ -327,10 +331,14 @@ def assemble(plan: Plan, recordings: Sequence[Recording], **rest: Any) -> Run:
         size = max(size, plan.world_size) if world >= plan.world_size else plan.world_size
         table = {**mains, **{k: v for k, v in grouped.items() if k < size}}
     run = _placed(plan, table, size, recordings, **rest)
+    if len(made) == 1:
+        return run
     members = {id(r) for one in made for r in one.members.values()}
     beside = [r for r in recordings if id(r) not in members]
-    for one in made[1:]:
-        run.others.append(_placed(plan, one.members, one.size, [*beside, *one.members.values()], **rest | {"expect": {}}))
+    run.others = [_placed(plan, one.members, one.size, [*beside, *one.members.values()], **rest | {"expect": {}}) for one in made[1:]]
+    for one, placed in zip(made, (run, *run.others), strict=True):
+        placed.over, placed.aside = one.over, worlds.aside(one, made, recordings)
+    run.num_unjudged = len(found) - len(made)
     return run
 
 

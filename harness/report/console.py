@@ -336,6 +336,13 @@ def next_command(verdict: Verdict, folder: str) -> str:
     return f"less {folder}/logs/rank{failed[0]}.log" if failed and word == "failed" else f"harness report {folder}"
 
 
+def _worlds_phrase(run: Run) -> str:
+    judged = len(run.others) + 1
+    each = f"{judged} of them judged" if run.num_unjudged else "each judged"
+    which = "launched" if any(r.role == "main" for r in run.present) else "longest"
+    return f"{judged + run.num_unjudged} process groups one after the other, {each}: the figures are those of the {which}"
+
+
 def facts_line(run: Run) -> str:
     """What only the ranks could say."""
     seen = figures.versions(run)
@@ -344,7 +351,7 @@ def facts_line(run: Run) -> str:
     reported = sum(r is not None for r in run.ranks)
     parts.append(f"{reported} of {count(run.world_size, 'rank')} reported")
     if run.others:
-        parts.append(f"{len(run.others) + 1} process groups one after the other: all were judged, the figures are those of the longest")
+        parts.append(_worlds_phrase(run))
     return f"{'ran on':12}{', '.join(one_line(p, 120) for p in parts)}"
 
 

@@ -21,7 +21,7 @@ def first_failure(run: Run, findings: Sequence[Finding]) -> tuple[int, Event] | 
     """(rank, failure event) of the culprit: the rank that an error names, else the earliest."""
     named = _named(findings)
     well = {e.rank for e in run.ending.exits if e.code == 0} - named  # it caught the exception and went on
-    events = [(rank, e) for rank, e in run.events(protocol.FAILURE) if rank not in well]
+    events = [(rank, e) for one in (run, *run.others) for rank, e in one.events(protocol.FAILURE) if rank not in well]
     if not events:
         return None
     return min(events, key=lambda item: (item[0] not in named, item[1].t_ns)) if named else min(events, key=lambda item: item[1].t_ns)

@@ -132,7 +132,7 @@ def summarise(run: Run) -> dict[str, Any]:
     ranks = table(run)
     return {
         "num_steps": run.num_steps,
-        "num_worlds": 1 + len(run.others),
+        "num_worlds": 1 + len(run.others) + run.num_unjudged,
         "loss": _loss(ranks, run),
         "memory": _memory(ranks),
         "throughput": _throughput(ranks, run),

@@ -5,7 +5,8 @@ Something moves when any process enters or leaves a call that can block, draws a
 - every living process sits in a call that waits for others (or in its own end): a hang after `limit`;
 - some process computes, or waits for its data, while another waits for it: slow, not hung, until three times that;
 - ... and that process uses the CPU (compiling, evaluating) or is inside torch.save: until nine times that;
-- a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s;
+- a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s; those that began behind its end
+  wait for others (a restart, the next trial);
 - nobody waits: never a hang, the wall limit is for that. A process that is alone waits for nobody in its backward.
 
 `limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time, and up to three times that on a
@@ -72,12 +73,18 @@ class Watch:
         self._cpu_s: dict[str, float] = {}  # of each process when something last moved
         self._delayed_s: dict[str, float] = {}  # the same of its waiting for a core
         self._paces: deque[float] = deque(maxlen=MAX_PACES)  # seconds a step, one for each poll that saw steps
+        self._born: dict[str, float] = {}  # when each process was first seen
+        self._gone: dict[str, float] = {}  # ... and when it was first seen to have ended
         self._stepped: tuple[float, int] | None = None  # when the furthest process last stepped, and how far it was
 
     def poll(self) -> Progress:
         now, pages = self._clock(), self._pages.read()
         step = max((page.status.step for page in pages), default=0)
         self._note_pace(now, step)
+        for page in pages:
+            self._born.setdefault(page.stem, now)
+            if not page.alive:
+                self._gone.setdefault(page.stem, now)
         state = {page.stem: (page.alive, page.status.progress, page.status.since_ns, page.status.phase, page.status.op) for page in pages}
         if state != self._state:
             self._state, self._moved_at = state, now
@@ -126,7 +133,8 @@ class Watch:
         if len(waiting) < len(living) or self._unseen(pages):
             return SLOW * base
         children = {page.stem for page in pages if page.ppid in {each.pid for each in waiting}}  # a loader's workers end with their epoch
-        dead = any(not page.alive and page.stem not in children for page in pages)
+        began = min((self._born[page.stem] for page in waiting if page.status.op != "join"), default=float("inf"))
+        dead = any(not page.alive and page.stem not in children and began <= self._gone[page.stem] for page in pages)
         return min(base, DEAD_PEER_S) if dead and not any(page.status.op in LOCAL_OPS or page.ended for page in living) else base
 
     def _unseen(self, pages: Sequence[Page]) -> bool:

@@ -223,6 +223,22 @@ def test_a_spawned_rank_that_has_died_is_a_dead_peer(make: Make) -> None:
     assert ranks.hung_after() == 3.0
 
 
+def test_processes_that_began_behind_a_death_do_not_wait_for_it(make: Make) -> None:
+    """torchrun's next attempt, or the next mp.spawn: rank 1 takes its time to the rendezvous."""
+    ranks = make(nproc=1)
+    ranks.write(0, "", 9, ppid=90, pid=200)
+    ranks.write(1, "", 9, ppid=90, pid=201)
+    ranks.watch.poll()
+    ranks.dead |= {200, 201}
+    ranks.watch.poll()
+    ranks.now += 1
+    for rank in (0, 1):
+        ranks.write(rank, "init", 0, ppid=90, pid=202 + rank)
+    assert ranks.hung_after() == 10.0
+    ranks.dead.add(203)
+    assert ranks.hung_after() == 3.0
+
+
 def test_a_rank_that_has_not_shown_itself_may_still_read_its_data(make: Make) -> None:
     ranks = make()
     ranks.write(0, "init")

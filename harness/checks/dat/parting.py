@@ -54,6 +54,8 @@ def harmed(run: Run) -> bool:
 def _find(run: Run) -> Parting | None:
     if run.live or len(run.present) < 2 or len(run.present) < run.world_size or not harmed(run):
         return None
+    if len({sum(bool(e["done"]) for e in r.of("pg")) for r in run.present}) > 1:
+        return None  # those that went on did so in a process group of their own
     table: dict[Any, dict[int, list[Pass]]] = {}
     for one in passes.all_passes(run):
         if one.trains or (one.closed is None and _trains_elsewhere(run, one)):

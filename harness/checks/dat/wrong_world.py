@@ -47,19 +47,20 @@ class WrongWorld(Check):
         sampled = [p for p in passes.training(run) if p.distributed is not None]
         if not sampled:
             raise NotApplicable("no training pass over a distributed sampler")
-        wrong = [p for p in sampled if _replicas(p) > 0 and (_replicas(p) != run.world_size or _rank(p) != p.rank)]
+        wrong = [p for p in sampled if _replicas(p) > 0 and (_replicas(p), _rank(p)) != _place(run, p)]
         own = _own_data(run, sampled)
         if not wrong and own:
             yield from self._twice(run, sampled)
         if not wrong or _covers_in_turn(sampled) or _cut_by_rank(run, wrong) or (own and all(_replicas(p) < run.world_size for p in wrong)):
             return
         first = wrong[0]
-        size = _replicas(first) != run.world_size
+        num_ranks, rank = _place(run, first)
+        size = _replicas(first) != num_ranks
         told = ", ".join(f"rank {p.rank}: rank {_rank(p)} of {_replicas(p)}" for p in _one_a_rank(wrong)[:8])
         yield self.finding(
-            f"the sampler was made for {_replicas(first)} replicas, the process group has {run.world_size}"
+            f"the sampler was made for {_replicas(first)} replicas, the process group has {num_ranks}"
             if size
-            else f"the sampler of rank {first.rank} was made for rank {_rank(first)}",
+            else f"the sampler of rank {rank} was made for rank {_rank(first)}",
             where=first.made_sampler,
             ranks=sorted({p.rank for p in wrong}),
             notes=[f"sampler by rank: {told}"],
@@ -84,6 +85,15 @@ class WrongWorld(Check):
             help="drop one of the two: all records to the dataset of every rank, or a plain shuffling loader (a sampler with num_replicas=1, rank=0)",
             severity=self.severity if cut else Severity.WARNING,
         )
+
+
+def _place(run: Run, one: Pass) -> tuple[int, int]:
+    """(size, rank) of the process group that this rank is in when the pass begins: it may join a smaller one, or be another rank of the next."""
+    recording = run.ranks[one.rank]
+    joined = [e for e in recording.of("pg") if e["done"] and e.t_ns <= one.opened.t_ns] if recording is not None else []
+    if len({(e["world_size"], e["rank"]) for e in joined}) < 2:
+        return run.world_size, one.rank
+    return number(joined[-1]["world_size"]), number(joined[-1]["rank"])
 
 
 def _cut_by_rank(run: Run, wrong: list[Pass]) -> bool:

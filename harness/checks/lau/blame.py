@@ -80,12 +80,14 @@ def is_victim(event: Event) -> bool:
 def failures(run: Run) -> Iterator[tuple[int, Recording, Event]]:
     """(rank, process, failure event) of the ranks and of processes that they made.
 
-    A parent that only passes on the failure of its child is left out.
+    A parent that only passes on the failure of its child is left out, and so is what another world tells of its own.
     """
     children = any(process.role == "child" and process.of(protocol.FAILURE) for process in run.processes)
     ranks = {id(r): rank for rank, r in enumerate(run.ranks) if r is not None}
     by_pid = {r.pid: rank for rank, r in enumerate(run.ranks) if r is not None}
     for process in run.processes:
+        if process.stem in run.aside:
+            continue
         events = [e for e in process.of(protocol.FAILURE) if not (children and process.role == "main" and e["type"] in PASSED_ON)]
         if events:
             rank = ranks.get(id(process), by_pid.get(process.ppid, max(process.env_rank, 0)))

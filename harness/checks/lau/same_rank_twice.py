@@ -16,8 +16,8 @@ Right
     dist.init_process_group("nccl")      # RANK, not the node's number and not LOCAL_RANK
 
 Known limits
-    Ranks that never reach init_process_group are not compared, nor is one that asks when the other has given its group up or ended. Where each
-    rank of the launcher spawns a world of its own, that is said.
+    Ranks that never reach init_process_group are not compared, nor is one that asks when the other has given its group up, ended or was
+    killed. Where each rank of the launcher spawns a world of its own, that is said.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from harness import worlds
 from harness.checks.base import Check, NotApplicable
 from harness.checks.lau import blame, rendezvous
 from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.record import Event, Recording, Run, number
+
+BEATS_NS = 2_000_000_000  # one that lives says so more often, from the moment at which it has joined
 
 
 class SameRankTwice(Check):
@@ -116,8 +119,9 @@ def _at_one_time(claims: list[Recording]) -> list[Recording]:
 
 
 def _left_at(recording: Recording) -> float:
-    """When it gave its group up or ended; infinite where it did neither."""
-    return min((e.t_ns for kind in ("pg_destroy", protocol.END) for e in recording.of(kind)), default=math.inf)
+    """When it gave its group up or ended; one that was killed in its group, when it was heard of last. Infinite where it did neither."""
+    last = worlds.heard_ns(recording) + BEATS_NS if rendezvous.joined(recording) and recording.status is not None else math.inf
+    return min((e.t_ns for kind in ("pg_destroy", protocol.END) for e in recording.of(kind)), default=last)
 
 
 def _place(recording: Recording) -> str:

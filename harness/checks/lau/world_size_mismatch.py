@@ -16,7 +16,8 @@ Right
     dist.init_process_group("gloo")      # rank and world size come from the launcher's environment
 
 Known limits
-    A script that makes its own processes (mp.spawn) has a world of its own and is compared with nothing.
+    A script that makes its own processes (mp.spawn) has a world of its own and is compared with nothing, also where it is
+    rank 0 of it itself.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class WorldSizeMismatch(Check):
             raise NotApplicable("no rank that the launcher started made a process group")
         launched = run.plan.world_size
         wrong = [(rank, e, size) for rank, e in tried if (size := _size(e)) > 0 and size != launched]
+        if any(r.role == "child" for r in run.present) and len(run.present) == run.world_size:
+            wrong = [item for item in wrong if item[2] != run.world_size]  # it made the other ranks itself, and they came
         sub = [item for item in wrong if item[2] < launched and not self._alone(wrong, launched)]
         wrong = [item for item in wrong if item not in sub]
         if not wrong:

@@ -465,6 +465,17 @@ def test_wrong_world() -> None:
     said(WrongWorld, two(*(one_pass(0, share(0), **shuffled(0)) for _ in range(2))))
 
 
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_sampler_of_the_group_that_the_rank_is_in_when_the_pass_begins(world: int) -> None:
+    """Rank 0 goes on alone."""
+    groups = [event("pg", done=True, rank=0, world_size=2), event("pg", done=True, rank=0, world_size=1)]
+    alone = [groups[0], *one_pass(0, share(0), **shuffled(0)), groups[1], *one_pass(1, share(0), **shuffled(0, world=world))]
+    run = two(alone, [event("pg", done=True, rank=1, world_size=2), *one_pass(0, share(1), **shuffled(1))])
+    for at, one in enumerate(run.ranks[0].events[1:]):  # type: ignore[union-attr]
+        object.__setattr__(one, "t_ns", 1000 + at)
+    assert (builder.findings(WrongWorld, run) == []) == (world == 1)
+
+
 def test_more_virtual_shards_than_ranks() -> None:
     run = two(*([e for n in range(2) for e in one_pass(n, share(rank, n), **shuffled(2 * rank + n, world=4))] for rank in range(2)))
     silent(WrongWorld, run)

@@ -397,6 +397,15 @@ def test_decided_alone() -> None:
     silent(RankLocalDecision, stopped(waits_at=60))  # inside the loop: a collective of its own
 
 
+def test_ranks_that_go_on_in_a_group_of_their_own_wait_for_nobody() -> None:
+    of = stopped()
+    for one, num in zip(of.present, (2, 1), strict=True):
+        joined = [event("pg", done=True, rank=one.rank, world_size=2 - n) for n in range(num)]
+        one.__dict__.pop("_by_kind", None)
+        one.events[1:1] = joined
+    silent(RankLocalDecision, of)
+
+
 def trained_apart(groups: tuple[list[int] | None, list[int] | None], *met: Event, last: bool = False, wrapped: bool = True) -> Run:
     """Rank 0 takes one epoch more than rank 1, and both come to a good end."""
     wraps = [[event("wrap", index=0, group_size=1, group_ranks=group)] if wrapped else [] for group in groups]

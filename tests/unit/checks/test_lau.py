@@ -22,6 +22,7 @@ from harness.checks.lau.untested_torch_version import UntestedTorchVersion
 from harness.checks.lau.wall_limit import WallLimit
 from harness.checks.lau.world_size_mismatch import WorldSizeMismatch
 from harness.model import Ending, RankExit, Severity
+from harness.probe import protocol
 from harness.record import Event, Recording, Run
 from tests.unit.checks.builder import event, findings, recording, row, run, site
 
@@ -213,6 +214,13 @@ def test_the_launchers_world_is_silent() -> None:
     assert findings(WorldSizeMismatch, of) == []
 
 
+@pytest.mark.parametrize("came", [True, False])
+def test_a_rank_0_that_starts_the_others_itself(came: bool) -> None:
+    asked = pg(False, asked={"world_size": 2})
+    ranks = [recording([asked, *([pg(True, rank=r, world_size=2)] if came else [])], role="child" if r else "main") for r in range(2)]
+    assert bool(findings(WorldSizeMismatch, run(ranks))) != came
+
+
 def test_a_helper_group_of_one_rank_is_silent() -> None:
     first = recording([pg(True, rank=0, world_size=2, backend="gloo"), pg(True, rank=0, world_size=1, backend="gloo")], rank=0)
     second = recording([pg(True, rank=1, world_size=2, backend="gloo")], rank=1)
@@ -313,6 +321,16 @@ def test_phases_that_spawn_their_processes_one_after_the_other_do_not_share_a_ra
     asks = {"address": "localhost", "port": "12355", "world_size": "2", "asked_rank": 0, "rank": None}
     first = recording([event("rendezvous", line=4, t=10, **asks), *([event(left, t=20)] if left else [])], role="child", pid=11)
     second = recording([event("rendezvous", line=4, t=30, **asks)], role="child", pid=12)
+    assert len(findings(SameRankTwice, run([first, second]))) == num
+
+
+@pytest.mark.parametrize(("heard_ns", "num"), [(20, 0), (40_000_000_000, 1)])
+def test_a_rank_that_was_killed_in_its_group_has_left_it(heard_ns: int, num: int) -> None:
+    """torchrun ends the peers of a rank that failed, and starts all of them again."""
+    asks = {"address": "localhost", "port": "12355", "world_size": "2", "asked_rank": None, "rank": "0"}
+    first = recording([event("rendezvous", line=4, t=10, **asks), event("pg", done=True, t=11, rank=0, world_size=2)], role="child", pid=11)
+    first.status = protocol.Status(11, heard_ns, 1, 0, 12, "train", "backward", "")
+    second = recording([event("rendezvous", line=4, t=30_000_000_000, **asks)], role="child", pid=12)
     assert len(findings(SameRankTwice, run([first, second]))) == num
 
 
