@@ -68,8 +68,7 @@ class IterableNotSharded(Check):
         if mixed and len(mixed) >= 0.7 * len(groups) and not cut_afterwards(run, mixed[0][0]):
             yield self._shares(run, *mixed[0])
             return
-        repeated = [p for p in told if number(p.opened["num_workers"]) > 1 and _repeats(p)]
-        if repeated and len(repeated) >= len([p for p in told if number(p.opened["num_workers"]) > 1]):
+        if repeated := _repeated(told):
             yield self._workers(repeated)
 
     def _summed(self, run: Run, streams: list[Pass]) -> Finding | None:
@@ -97,9 +96,12 @@ class IterableNotSharded(Check):
         groups = passes.aligned(run, [p for p in passes.few(streams) if len(set(p.rows)) >= MIN_SAMPLES])
         lengths = [min(len(p.rows) for p in g) for g in groups]
         same = [g for g, num in zip(groups, lengths, strict=True) if len({p.rows[:num] for p in g}) == 1]
-        if not groups or len(same) < len(groups) or not losses_equal(run):
+        if groups and len(same) == len(groups) and losses_equal(run):
+            yield self._ranks(run, same[0], lengths[0])
+        elif repeated := _repeated(passes.few(streams)):
+            yield self._workers(repeated)
+        else:
             raise Inconclusive("the stream's samples could not be told apart")
-        yield self._ranks(run, same[0], lengths[0])
 
     def _ranks(self, run: Run, group: list[Pass], num: int) -> Finding:
         return self.finding(
@@ -125,12 +127,12 @@ class IterableNotSharded(Check):
     def _workers(self, repeated: list[Pass]) -> Finding:
         first = repeated[0]
         workers = number(first.opened["num_workers"])
-        num = len(_identity(first))
+        drawn = _identity(first) or first.rows
         return self.finding(
             f"the {workers} workers of a rank repeat each other: {first.opened['dataset']} yields every sample {workers} times an epoch",
             where=where_of(first.opened["iter_at"]) or first.made_dataset,
             ranks=sorted({p.rank for p in repeated}),
-            notes=[f"{len(set(_identity(first)))} different samples among {num} on rank {first.rank}"],
+            notes=[f"{len(set(drawn))} different samples among {len(drawn)} on rank {first.rank}, the same from each worker"],
             help="split the stream by `get_worker_info()` in `__iter__`",
         )
 
@@ -168,8 +170,15 @@ def _head(group: Sequence[Pass], one: Pass) -> tuple[int, ...]:
     return _identity(one)[:num]
 
 
+def _repeated(told: Sequence[Pass]) -> list[Pass]:
+    """Passes whose workers repeat each other, if all passes with several workers do."""
+    shared = [p for p in told if number(p.opened["num_workers"]) > 1]
+    found = [p for p in shared if readers.echo(p) or _repeats(p)]
+    return found if len(found) == len(shared) else []
+
+
 def _repeats(one: Pass) -> bool:
     """(Nearly) every sample comes num_workers times in one pass."""
     workers = number(one.opened["num_workers"])
     counts = Counter(_identity(one))
-    return sum(1 for n in counts.values() if n == workers) >= 0.8 * len(counts)
+    return bool(counts) and sum(1 for n in counts.values() if n == workers) >= 0.8 * len(counts)

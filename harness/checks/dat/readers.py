@@ -1,4 +1,4 @@
-"""What each loader worker of each rank read of a stream, and whether readers whose rank and worker number have one sum read the same."""
+"""What each loader worker of each rank read of a stream, and which of them read the same: those of one rank, those whose rank and number have one sum."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ def shares(one: Pass) -> list[Share]:
         found[nth % workers].update(rows[at:end])
         at = end
     return found if all(len(f) >= MIN_DIFFERENT for f in found) else []
+
+
+def echo(one: Pass) -> bool:
+    """Whether all workers of a rank read the same in the same order, as copies of a stream do that do not ask for their number."""
+    found = [list(share.items()) for share in shares(one)]  # in the order in which they came first
+    return len(found) > 1 and all(f == found[0] for f in found[1:])
 
 
 def collide(group: Sequence[Pass]) -> int:

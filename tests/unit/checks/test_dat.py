@@ -626,6 +626,15 @@ def test_a_stream_that_adds_rank_and_worker(num: int) -> None:
     silent(IterableNotSharded, by_workers([thin[:2], thin[1:]]))  # too few to be told apart
 
 
+def test_workers_that_read_the_same_of_samples_that_repeat() -> None:
+    a, b, c, d = ([(7 * i * i) % 31 + 100 * (i % 2 + k) for i in range(64)] for k in range(4))  # most come twice and more
+    assert "2 workers of a rank repeat" in said(IterableNotSharded, by_workers([[a, a], [b, b]], summed=False)).message
+    silent(IterableNotSharded, by_workers([[a, b], [c, d]], summed=False))
+    silent(IterableNotSharded, by_workers([[a, a[::-1]], [b, b]], summed=False))  # as many of each, and one of them on another way
+    few = [[v % 5 + 100 * k for v in range(64)] for k in range(2)]
+    silent(IterableNotSharded, by_workers([[few[0], few[0]], [few[1], few[1]]], summed=False))  # five kinds of sample: alike in any case
+
+
 def test_a_stream_of_ids_that_look_the_same() -> None:
     ids = [(7 * i * i) % 11 + 100 * (i % 2) for i in range(64)]  # 12 different ones: too few to tell samples apart
     falls = [row(i, loss=1 / (i + 1)) for i in range(8)]
