@@ -6,7 +6,7 @@ messages), aliased (all results go into one tensor), hook (inside a communicatio
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
 one), inside (called by autograd: from a hook, or an autograd.Function's backward), graphed (the tensor has a graph, a loss before its backward;
 at the first call of a statement its stack [site...]), zero (what is reduced is zero, by samples),
-replicated (the digest of a parameter that DDP keeps equal, before it is sent).
+replicated (the digest of a parameter that DDP keeps equal, before it is sent), buffer (the name of a wrapped model's own one).
 Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
@@ -71,7 +71,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"inside": True} if S.in_backward else {}),
         **({"graphed": _stack_of(site)} if graphed else {}),
         **({"zero": True} if op in REDUCTIONS and _is_zero(tensor) else {}),
-        **({"replicated": held} if op in ("broadcast", "all_reduce") and _is_called_by_user() and (held := replicated.digest(tensor)) else {}),
+        **(_held(tensor) if op in ("broadcast", "all_reduce") and _is_called_by_user() else {}),
     )
     if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
         _told.add(site)
@@ -95,6 +95,13 @@ def _is_zero(tensor: Any) -> bool:
 def _is_called_by_user() -> bool:
     """Not by torch for it: ZeroRedundancyOptimizer broadcasts what each rank has stepped."""
     return sites.is_user_code(sys._getframe(4).f_code)
+
+
+def _held(tensor: Any) -> dict[str, Any]:
+    """What DDP holds of this tensor's memory."""
+    if held := replicated.digest(tensor):
+        return {"replicated": held}
+    return {"buffer": name} if (name := replicated.buffer(tensor)) else {}
 
 
 def _stack_of(site: sites.Site) -> Any:
