@@ -28,7 +28,8 @@ def quiet(function: F, loses_step: bool = False) -> F:
             if interrupts.of_the_script(error):
                 raise
             _count(function, error)
-            S.recorder.lost_steps += loses_step
+            if loses_step:
+                S.recorder.lost_steps += 1
             return None
         finally:
             at_work.yes = False
