@@ -17,7 +17,7 @@ Right
 
 Known limits
     The length is known of torch's schedulers and of lambdas that have it bound. Where the numbers fit a run of fewer epochs than were
-    planned just as well, it is advice. Runs that end their epochs early are not judged.
+    planned just as well, it is advice. Runs that end their epochs early are not judged, nor sessions that hand the schedule on to a later one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class LongSchedule(Check):
             raise NotApplicable("one process")
         if run.live or any(e.code for e in run.ending.exits):
             raise NotApplicable("the run did not come to its end")
+        if run.over or any(r.of("load_scheduler") for r in run.present):
+            raise NotApplicable("the schedule goes on in another session, or did not begin in this one")
         found = next(((r, made) for r in run.present if (made := _made(r)) is not None), None)
         if found is None:
             raise NotApplicable("no schedule of known length is stepped at every batch")

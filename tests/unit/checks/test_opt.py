@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,7 +86,7 @@ def mixed(*parts: dict[str, Any], together: bool = False) -> Run:
     )
 
 
-def one_cycle(total: int, *, samples: int = 90, exits: tuple[str, ...] = (), asked: int = 0, code: int = 0) -> Run:
+def one_cycle(total: int, *, samples: int = 90, exits: tuple[str, ...] = (), asked: int = 0, code: int = 0, resumed: bool = False) -> Run:
     """Three epochs over 90 samples in batches of 10, 5 on each of two ranks; the schedule was made for `total` steps."""
     out = [{"level": 1, "kind": kind, "site": None} for kind in exits]
     loop = {"sampler": "DistributedSampler", "dataset_len": samples, "planned": 5, "made": {"file": "t.py", "line": 28, "func": "main", "text": ""}}
@@ -93,7 +94,7 @@ def one_cycle(total: int, *, samples: int = 90, exits: tuple[str, ...] = (), ask
     events = [
         event("scheduler_made", line=26, id=1, totals=[total], asked=asked), event("loop", line=29, of="loader", exits=out),
         *[e for n in range(3) for e in (event("loader", line=29, loop=n, loader=0, **loop), event("pass", line=29, loop=n, loader=0, **drawn))],
-        *[event("scheduler", line=46, id=1, s=s) for s in range(1, 16)],
+        *[event("scheduler", line=46, id=1, s=s) for s in range(1, 16)], *([event("load_scheduler", line=27)] if resumed else []),
     ]  # fmt: skip
     return two_ranks(steps=15, each=lambda r, s: {"sched": s}, extra=lambda r: events, exits=(code, 0))
 
@@ -282,6 +283,8 @@ def test_gradients_of_several_backwards_on_purpose_are_healthy(healthy: Run) -> 
         one_cycle(150),  # of ten times as many epochs
         one_cycle(27, exits=("break",)),  # cut by max_steps
         one_cycle(27, code=1),
+        one_cycle(27, resumed=True),  # the second half
+        replace(one_cycle(27), over=True),  # the first half: another session follows
         one_cycle(3),  # stepped by epoch, by its length
     ],
 )
