@@ -46,15 +46,15 @@ class SameRankTwice(Check):
         tried = [r for r in run.processes if r.of("rendezvous")]
         if len(tried) < 2:
             raise NotApplicable("fewer than two processes asked for a process group")
-        groups: dict[tuple[int, str], list[Recording]] = {}
+        groups: dict[tuple[int, str, str], list[Recording]] = {}
         for recording in tried:
             rank, world = rendezvous.effective(recording)
             if rank >= 0 and (world > 1 or (world == 1 and _took_the_launchers(recording))):
-                groups.setdefault((rank, _place(recording)), []).append(recording)
+                groups.setdefault((rank, _place(recording), _attempt(recording)), []).append(recording)
         doubled = [(key, same) for key, claims in groups.items() if len(same := _at_one_time(claims)) > 1]
         if not doubled:
             return
-        (rank, _), same = doubled[0]
+        (rank, *_), same = doubled[0]
         launched = sorted(r.env_rank for r in same if r.env_rank >= 0)
         if (spawned := _spawned_by(run, same)) is not None:
             yield self._two_launchers(rank, same, spawned)
@@ -122,6 +122,11 @@ def _left_at(recording: Recording) -> float:
     """When it gave its group up or ended; one that was killed in its group, when it was heard of last. Infinite where it did neither."""
     last = worlds.heard_ns(recording) + BEATS_NS if rendezvous.joined(recording) and recording.status is not None else math.inf
     return min((e.t_ns for kind in ("pg_destroy", protocol.END) for e in recording.of(kind)), default=last)
+
+
+def _attempt(recording: Recording) -> str:
+    """Which attempt of torchrun's it belongs to: it ends the whole of one before it begins the next."""
+    return str(recording.of("rendezvous")[-1]["attempt"] or "")
 
 
 def _place(recording: Recording) -> str:

@@ -3,8 +3,8 @@
 Event "devices" (at the first step, again at the end): when ("step" | "end"), stand_in, visible (CUDA_VISIBLE_DEVICES or null), count,
 current, uuid (of current), uuids, contexts (devices on which this process holds a context), chosen (set_device was called), driver (an
 NVIDIA driver is loaded), build (CUDA version of torch or ""), capability, arch_list, cudnn, names, threads.
-Event "set_device": device, site. Event "rendezvous" (before init_process_group): rank, world_size, local_rank, address, port, as the
-environment says then; asked_rank, asked_world_size, asked_backend, method, foreign (a
+Event "set_device": device, site. Event "rendezvous" (before init_process_group): rank, world_size, local_rank, address, port, attempt (of
+torchrun), as the environment says then; asked_rank, asked_world_size, asked_backend, method, foreign (a
 numeric address to meet at that no interface of this machine has; "" otherwise) and set_at (the line of the script that holds it).
 Event "moved_late": how many parameters that a living optimizer or DDP object holds were replaced or changed device: replaced, changed,
 held_by ("optimizer" | "ddp"), from_devices, to_devices, module, site.
@@ -127,7 +127,8 @@ def _note_rendezvous(*args: Any, **kwargs: Any) -> None:
         "rendezvous", site, rank=os.environ.get("RANK", ""), world_size=os.environ.get("WORLD_SIZE", ""),
         local_rank=os.environ.get("LOCAL_RANK", ""), address=os.environ.get("MASTER_ADDR", ""), port=os.environ.get("MASTER_PORT", ""),
         asked_rank=told.get("rank"), asked_world_size=told.get("world_size"), asked_backend=told.get("backend"),
-        method=told.get("init_method"), store=kwargs.get("store") is not None, **_foreign(told.get("init_method"), site),
+        method=told.get("init_method"), store=kwargs.get("store") is not None, attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+        **_foreign(told.get("init_method"), site),
     )  # fmt: skip
 
 

@@ -334,6 +334,14 @@ def test_a_rank_that_was_killed_in_its_group_has_left_it(heard_ns: int, num: int
     assert len(findings(SameRankTwice, run([first, second]))) == num
 
 
+@pytest.mark.parametrize(("attempts", "num"), [(("1", "2"), 0), (("1", "1"), 1)])
+def test_attempts_of_torchrun_follow_each_other(attempts: tuple[str, str], num: int) -> None:
+    """The first was ended while it waited for rank 1, and tells nothing of it."""
+    asks = {"line": 4, "address": "localhost", "port": "12355", "world_size": "2", "asked_rank": None, "rank": "0"}
+    ranks = [recording([event("rendezvous", attempt=attempt, **asks)], role="child", pid=11 + n) for n, attempt in enumerate(attempts)]
+    assert len(findings(SameRankTwice, run(ranks))) == num
+
+
 @pytest.mark.parametrize(("version", "num"), [("2.14.1+cpu", 0), ("2.9.0", 0), ("2.5.1", 1), ("3.0.0", 1), ("weird", 0)])
 def test_untested_versions_are_advice(version: str, num: int) -> None:
     assert len(findings(UntestedTorchVersion, run([recording([event("torch", version=version)])]))) == num
