@@ -1,4 +1,5 @@
-"""`rank + worker.id` as it stands in a stream's own code: a number that two readers share, where `rank * num_workers + worker.id` was meant.
+"""`rank + worker.id`, and the stride by which a stream is parted, as they stand in its own code: a number that two readers share, where
+`rank * num_workers + worker.id` was meant, and every world_size-th where the ranks have workers.
 
 Only a place to point at: names are taken at their word, and what the workers read decides.
 """
@@ -9,7 +10,7 @@ import ast
 import re
 from typing import Any
 
-from . import copyreads, sites, syntax
+from . import copyreads, sites, strides, syntax
 
 ENTRIES = frozenset({"__init__", "__iter__", "__next__"})
 RANK = re.compile(r"rank(\(\))?$", re.IGNORECASE)
@@ -22,6 +23,14 @@ def told(dataset: Any) -> dict[str, Any] | None:
         for node in syntax.nodes(method):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _sum(node.left, node.right):
                 return sites.as_json((file, node.lineno, getattr(method, "name", "")))
+    return None
+
+
+def stride(dataset: Any) -> dict[str, Any] | None:
+    """The site of the first expression that takes every n-th sample; None where there is none."""
+    for file, method in copyreads.sources(type(dataset), ENTRIES):
+        for node, _, _ in strides.taken(method):
+            return sites.as_json((file, node.lineno, getattr(method, "name", "")))
     return None
 
 

@@ -24,7 +24,7 @@ def told(dataset: Any, made: list[Any] | None) -> dict[str, Any] | None:
         return None
     trees = tuple(tree for name in names if (tree := syntax.tree(name)) is not None)
     for file, tree, scope, lines in _places(dataset, made):
-        for node, start, step in _strides(scope):
+        for node, start, step in taken(scope):
             if lines and not any(syntax.spans(node, line) for line in lines):
                 continue
             value = number(step, tree, trees)
@@ -53,7 +53,7 @@ def _places(dataset: Any, made: list[Any] | None) -> Iterator[tuple[str, ast.Mod
             yield file, tree, syntax.function_at(tree, line), (line,)
 
 
-def _strides(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
+def taken(scope: ast.AST) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
     """(expression, start, step) of what takes every step-th from start on."""
     for node in syntax.nodes(scope):
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and node.slice.lower is not None and node.slice.step is not None:

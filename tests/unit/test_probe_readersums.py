@@ -38,3 +38,5 @@ def test_sums(tmp_path: Path, expression: str, found: bool) -> None:
     spec.loader.exec_module(module)
     told = readersums.told(module.Stream())
     assert (told is not None) == found and (told is None or told["line"] == 5)
+    stride = readersums.stride(module.Stream())
+    assert stride is not None and stride["line"] == 6

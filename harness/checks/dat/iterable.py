@@ -2,7 +2,7 @@
 
 What it does
     Compares digests of the samples that a stream yields, between ranks, within a rank that has several workers, and between the workers of
-    all ranks where the stream adds its rank and its worker's number.
+    all ranks where the stream adds its rank and its worker's number, or where each worker has a twin on another rank.
 
 Why it is bad
     Every rank and every worker holds a copy of an IterableDataset. A copy that does not ask for its rank yields all of it: ranks train on
@@ -13,6 +13,7 @@ Wrong
         return iter(self.samples)
 
     order[rank + worker.id :: world_size * worker.num_workers]       # two readers share a number, another number nobody has
+    order[rank * worker.num_workers + worker.id :: world_size]       # the stride forgets the workers: each share is read by several
 
 Right
     def __iter__(self):
@@ -64,6 +65,10 @@ class IterableNotSharded(Check):
         if groups and len(same) == len(groups) and not cut_afterwards(run, same[0]):
             yield self._ranks(run, same[0], min(len(_identity(p)) for p in same[0]))
             return
+        paired = [(g, twins) for g in groups if not passes.resampled(run, g[0]) and (twins := readers.twins(g)) is not None]
+        if paired and len(paired) >= 0.7 * len(groups) and not cut_afterwards(run, paired[0][0]):
+            yield self._paired(run, *paired[0])
+            return
         mixed = [(g, num) for g in groups if not passes.resampled(run, g[0]) and (num := _overlap(g))]
         if mixed and len(mixed) >= 0.7 * len(groups) and not cut_afterwards(run, mixed[0][0]):
             yield self._shares(run, *mixed[0])
@@ -74,7 +79,7 @@ class IterableNotSharded(Check):
     def _summed(self, run: Run, streams: list[Pass]) -> Finding | None:
         """The stream adds rank and worker number, and readers with one sum read one share, in every pass."""
         groups = passes.aligned(run, [p for p in streams if number(p.opened["num_workers"]) > 1])
-        line = _sum_line(run, groups[0][0]) if groups else None
+        line = _told_line(run, groups[0][0], "reader_sum") if groups else None
         nums = [readers.collide(g) for g in groups] if line is not None else []
         if not nums or not all(nums) or cut_afterwards(run, groups[0]):
             return None
@@ -124,6 +129,18 @@ class IterableNotSharded(Check):
             help="shuffle with a generator that all ranks seed alike (seed + epoch), then take every world_size-th from `rank` on",
         )
 
+    def _paired(self, run: Run, group: list[Pass], twins: readers.Twins) -> Finding:
+        first, workers = group[0], number(group[0].opened["num_workers"])
+        return self.finding(
+            f"workers of different ranks read the same share of {first.opened['dataset']}: {twins.common} of the {twins.num} samples of worker 0 of rank "
+            f"{first.rank} are read by worker {twins.worker} of rank {twins.rank} too",
+            where=_told_line(run, first, "reader_stride") or where_of(first.opened["iter_at"]) or first.made_dataset,
+            ranks=run.rank_ids,
+            severity=Severity.WARNING,
+            notes=[f"{run.world_size * workers} readers ({workers} workers on each of {run.world_size} ranks): each has a twin elsewhere, the stride is too short"],
+            help="step by the number of all readers: `order[rank * num_workers + worker.id :: world_size * num_workers]`",
+        )
+
     def _workers(self, repeated: list[Pass]) -> Finding:
         first = repeated[0]
         workers = number(first.opened["num_workers"])
@@ -137,11 +154,11 @@ class IterableNotSharded(Check):
         )
 
 
-def _sum_line(run: Run, one: Pass) -> Where | None:
-    """Where the stream's code adds its rank and its worker's number."""
+def _told_line(run: Run, one: Pass, field: str) -> Where | None:
+    """What the stream's code says: where it adds its rank and its worker's number, or takes every n-th sample."""
     recording = run.ranks[one.rank]
     told = recording.of("dataset") if recording is not None else []
-    return next((at for e in told if e["kind"] == one.opened["dataset"] and (at := where_of(e["reader_sum"])) is not None), None)
+    return next((at for e in told if e["kind"] == one.opened["dataset"] and (at := where_of(e[field])) is not None), None)
 
 
 def _identity(one: Pass) -> tuple[int, ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
+from typing import NamedTuple
 
 from harness.checks.dat.passes import MAX_COMPARED, Pass
 from harness.record import number
 
 MIN_DIFFERENT = 16  # samples in a reader's share, by content: fewer may be equal by chance
+MOSTLY = 0.9
 Share = Counter[int]
 
 
@@ -46,3 +48,25 @@ def collide(group: Sequence[Pass]) -> int:
         return 0
     twice = Counter(total for total, _, _ in read)
     return next(share.total() for total, _, share in read if twice[total] > 1)
+
+
+class Twins(NamedTuple):
+    """The first rank's first worker, and one of another rank that reads what it reads."""
+
+    rank: int
+    worker: int
+    common: int
+    num: int
+
+
+def twins(group: Sequence[Pass]) -> Twins | None:
+    """Where every worker of every rank has one on another rank that reads nearly the same samples, and others that read other samples."""
+    read = [(p.rank, w, set(share), share.total()) for p in group[:MAX_COMPARED] for w, share in enumerate(shares(p))]
+    if not read or len({rank for rank, *_ in read}) < min(len(group), MAX_COMPARED) or any(len(own) < MOSTLY * num for _, _, own, num in read):
+        return None
+    others = [[(o, len(one[2] & o[2])) for o in read if o[0] != one[0]] for one in read]
+    alike = [[n >= MOSTLY * min(len(one[2]), len(o[2])) for o, n in found] for one, found in zip(read, others, strict=True)]
+    if not all(any(a) and not all(a) for a in alike):
+        return None
+    (rank, worker, _, _), common = others[0][alike[0].index(True)]
+    return Twins(rank, worker, common, read[0][3])

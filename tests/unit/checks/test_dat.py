@@ -626,6 +626,18 @@ def test_a_stream_that_adds_rank_and_worker(num: int) -> None:
     silent(IterableNotSharded, by_workers([thin[:2], thin[1:]]))  # too few to be told apart
 
 
+def test_a_stride_that_forgets_the_workers() -> None:
+    a, b, c, d = ([100 * k + (i * i) % 83 for i in range(24)] for k in range(1, 5))
+    shifted = by_workers([[a, b], [[*a[1:], 901], [*b[1:], 902]]], summed=False)
+    found = said(IterableNotSharded, shifted)
+    assert found.severity is Severity.WARNING and "23 of the 24 samples of worker 0 of rank 0 are read by worker 0 of rank 1 too" in found.message
+    assert "num_workers" in found.help and "4 readers" in found.notes[0]
+    mixed = said(IterableNotSharded, by_workers([[a, b], [b[:12] + c[:12], a[:12] + d[:12]]], summed=False))  # ranks that shuffle apart
+    assert "overlap" in mixed.message
+    few = [[v % 5 + 100 * k for v in range(k, 64 + k)] for k in range(2)]
+    silent(IterableNotSharded, by_workers([few, few[::-1]], summed=False))  # five kinds of sample: alike in any case
+
+
 def test_workers_that_read_the_same_of_samples_that_repeat() -> None:
     a, b, c, d = ([(7 * i * i) % 31 + 100 * (i % 2 + k) for i in range(64)] for k in range(4))  # most come twice and more
     assert "2 workers of a rank repeat" in said(IterableNotSharded, by_workers([[a, a], [b, b]], summed=False)).message
