@@ -155,7 +155,7 @@ def judge(run: Run, judging: Judging) -> Silenced:
     """All selected checks, then what the user silenced is taken out; ignored checks run too, else nobody could say that one was in vain."""
     from harness.checks.engine import judge as engine_judge
 
-    outcomes, findings = worlds.merged([engine_judge(one, judging.select, ()) for one in worlds.judged(run)])
+    outcomes, findings = worlds.merged([engine_judge(one, judging.select, ()) for one in worlds.judged(run)], run.num_unjudged)
     return suppress.apply(outcomes, findings, run.plan.scenario.path, judging.comments, judging.ignore)
 
 

@@ -2,7 +2,7 @@
 
 A rank that joins a second process group in a new process begins a second world. Each is judged for itself: rank 0 of the one is no replica of rank 1 of
 the other. Worlds of one size whose times overlap cannot be told apart: then the first process of each rank stands for it. A process that joins several
-groups itself belongs to the largest of them.
+groups itself belongs to the largest of them, with all that it did in the others.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _first_of_each(worlds: Sequence[World]) -> World:
     return first
 
 
-def merged(told: Sequence[tuple[Sequence[Outcome], Sequence[Finding]]]) -> tuple[list[Outcome], list[Finding]]:
+def merged(told: Sequence[tuple[Sequence[Outcome], Sequence[Finding]]], num_unjudged: int = 0) -> tuple[list[Outcome], list[Finding]]:
     """Of several worlds' outcomes and findings one of each check, and each fault once, where it is worst: the second world of a script mostly shows
     those of the first."""
     outcomes = [max(each, key=lambda o: _WEIGHT.index(o.kind)) for each in zip(*(outcomes for outcomes, _ in told), strict=True)]
@@ -138,7 +138,7 @@ def merged(told: Sequence[tuple[Sequence[Outcome], Sequence[Finding]]]) -> tuple
         known = {(f.code, f.where): f.severity for f in findings}
         new = [f for f in found if f.severity > known.get((f.code, f.where), -1)]
         worse = {(f.code, f.where) for f in new}
-        findings = [f for f in findings if (f.code, f.where) not in worse] + [_of_world(f, number, len(told)) for f in new]
+        findings = [f for f in findings if (f.code, f.where) not in worse] + [_of_world(f, number, len(told) + num_unjudged) for f in new]
     return outcomes, sorted(findings, key=lambda f: (-f.severity, f.code))
 
 

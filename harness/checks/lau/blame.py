@@ -112,7 +112,7 @@ def falls(run: Run) -> list[Fall]:
         if ended.code == 0 or ended.by_us:
             continue
         known = found.get(ended.rank)
-        if known is not None and ended.code > 0:
+        if ended.code > 0 and (known is not None or (found and _is_spawned(run, ended.rank))):
             continue
         if ended.code < 0:
             victim = bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-8000:])) or (known is not None and known.victim)
@@ -122,6 +122,12 @@ def falls(run: Run) -> list[Fall]:
             victim = ended.code in SIGNAL_EXITS or bool(PEER_GONE.search(run.logs.get(ended.rank, "")[-4000:]))
             found[ended.rank] = Fall(ended.rank, ended.time_ns, "exit", victim, None, ended)
     return _without_terminated(sorted(found.values(), key=lambda f: f.t_ns))
+
+
+def _is_spawned(run: Run, rank: int) -> bool:
+    """Whether the launcher's process of this number is the parent of the ranks, and its exit code passes on that one of them failed."""
+    recording = run.ranks[rank] if 0 <= rank < len(run.ranks) else None
+    return recording is not None and recording.role == "child"
 
 
 def _without_terminated(ordered: list[Fall]) -> list[Fall]:

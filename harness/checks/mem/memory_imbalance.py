@@ -19,6 +19,7 @@ Right
 Known limits
     The line is where the rank stood at one of ten looks a second: an allocation that takes less time is told at a line behind it.
     Roles that differ by design (parameter servers, pipeline stages) look the same. Ranks of different hosts are compared too.
+    Not compared without a GPU: a rank that starts the others itself, and they; they share other parts of the interpreter.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class MemoryImbalance(Check):
         peaks = {rank: peak for rank, r in enumerate(run.ranks) if r is not None and (peak := peak_bytes(r)) > 0}
         if len(peaks) < 2:
             raise NotApplicable("fewer than two ranks told about their memory")
+        if len({r.role for r in run.present}) > 1 and not any(any(r.column("cuda_alloc_bytes")) for r in run.present):
+            raise NotApplicable("one rank started the others: its interpreter was not started like theirs, and shares other memory")
         top = max(peaks, key=lambda rank: peaks[rank])
         middle = statistics.median(peak for rank, peak in peaks.items() if rank != top)
         more, ratio = peaks[top] - middle, peaks[top] / middle

@@ -213,6 +213,12 @@ def test_imbalance(sizes: tuple[int, ...], severities: list[Severity]) -> None:
     assert [f.severity for f in findings(MemoryImbalance, ranks(*sizes))] == severities
 
 
+def test_a_rank_that_starts_the_others_has_an_interpreter_of_another_size() -> None:
+    of = ranks(400, 800)
+    of.present[1].start["role"] = "child"  # type: ignore[index]
+    assert findings(MemoryImbalance, of) == []
+
+
 def test_a_running_average_on_one_rank_is_a_choice() -> None:
     """100 million parameters in float32 are 400 MB: rank 0 holds them once more."""
     def holding(size_mb: int, rank: int) -> Recording:

@@ -6,6 +6,7 @@ import pytest
 from builder import event, findings, recording, row, run
 
 from harness import worlds
+from harness.checks.lau import blame
 from harness.checks.lau.rank_failed import RankFailed
 from harness.model import Ending, Finding, Outcome, OutcomeKind, RankExit, Severity, Where
 from harness.record import Recording
@@ -111,6 +112,7 @@ def test_a_session_that_fails_is_told_of_its_own_rank(broken: int) -> None:
     assert whole.ending.exits[0].code == broken
     failed = failure.first_failure(whole, [f for one in judged for f in findings(RankFailed, one)])
     assert failed is not None and failed[0] == 1
+    assert [fall.rank for fall in blame.falls(judged[1])] == [1]  # the exit code is that of the parent
 
 
 def test_a_search_of_many_trials_is_judged_in_part_the_last_of_them_always() -> None:
