@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
-import time
+import itertools
+import operator
 from collections import deque
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 MIN_ENTRIES, MAX_DEPTH, MAX_PARTS = 32, 3, 64
-UNDISTURBED_S = 0.5  # several times what the walk takes
 
 
 def held_bytes() -> int:
@@ -19,15 +20,24 @@ def held_bytes() -> int:
 
 
 def _deques() -> list[deque[Any]]:
-    """All that live. While this thread holds all objects no other may run: one of the objects may be a tuple that another thread is making out of an
-    iterator, and that fails, with a SystemError in the script's own line, where it is not the only one who holds it."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(UNDISTURBED_S)
+    """All that live, found in one call of C, in which no other thread can run. One of the objects may be a tuple that another thread is making out of an
+    iterator, and that fails, with a SystemError in the script's own line, where it is not the only one who holds it: so nothing may hold the objects
+    when that call is over. No collection in between either: it might run finalizers, which are Python."""
+    was_on = gc.isenabled()
+    gc.disable()
     try:
-        time.sleep(2 * before)  # who waits for the GIL by now asks for it after the old interval
-        return [thing for thing in gc.get_objects() if type(thing) is deque]
+        return list(_found())
     finally:
-        sys.setswitchinterval(before)
+        if was_on:
+            gc.enable()
+
+
+def _found() -> Iterator[deque[Any]]:
+    """Nothing is called before the first is asked for. The list of all objects holds what holds it here, so it is cleared behind the last one found."""
+    listed, asked, cleared = itertools.tee(map(gc.get_objects, (None,)), 3)
+    is_deque = map(partial(map, partial(operator.is_, deque)), map(partial(map, type), asked))
+    found = itertools.chain.from_iterable(map(itertools.compress, listed, is_deque))
+    return itertools.chain(found, filter(None, map(list.clear, cleared)))  # clear() gives None
 
 
 def _bytes(entry: Any, depth: int) -> int:

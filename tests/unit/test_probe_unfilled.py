@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections import deque
@@ -15,7 +16,14 @@ def test_what_is_held_by_deques_that_are_not_full() -> None:
     full = deque((bytes(1000) for _ in range(40)), maxlen=40)
     assert unfilled.held_bytes() - before == 40_000
     assert len(growing) == len(full)
-    assert sys.getswitchinterval() < unfilled.UNDISTURBED_S
+    assert gc.isenabled()
+
+
+def test_nothing_of_the_walk_holds_an_object_afterwards() -> None:
+    one = ([1],)
+    before = sys.getrefcount(one)
+    unfilled._deques()
+    assert sys.getrefcount(one) == before
 
 
 def test_a_tuple_that_is_made_meanwhile_comes_out_whole() -> None:
