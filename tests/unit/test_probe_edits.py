@@ -152,3 +152,11 @@ def test_hyperparameters_in_a_list_that_is_written_to_are_others(optimizer: Any)
     assert steps._hyper(optimizer, witness) == before
     group["betas"][0] = 0.8
     assert steps._hyper(optimizer, witness) != before
+
+
+def test_what_ddp_was_told_to_ignore_it_does_not_cover(wrapped: ddp.Wrapped, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = wrapped.ref().module
+    wrapped.ignored.add("bias")
+    monkeypatch.setattr(S, "ddps", [wrapped])
+    assert [ddp.wrap_of(p) for p in (module.weight, module.bias)] == [0, -1]
+    assert wrapped.knows(module.bias)

@@ -15,7 +15,9 @@ Right
     model = DDP(nn.Sequential(backbone, head))
 
 Known limits
-    Parameters that are averaged by hand are equal at the step: silent. So are those that one rank owns (tables or experts of a model that is
+    Parameters whose gradients are averaged by hand are equal at the step: silent. So are those whose values the script all-reduces itself, where they
+    lie, again and again: local steps with an average behind them, as of parameters that DDP was told to ignore. An average of a copy is not
+    seen. So are those that one rank owns (tables or experts of a model that is
     split over the ranks): no other rank has a parameter of their name, their part of the model has other shapes on another rank, or rows travel by
     all_to_all, or by messages or an all_gather that the script's own backward sends (or torch.distributed.nn's), and the ranks' parameters differ from
     the start, where those that DDP wraps do not: where all differ, by the seed, a gather in the backward makes it advice. So is a phase
@@ -28,13 +30,16 @@ Known limits
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from harness.checks import regime
 from harness.checks.base import Check
 from harness.checks.syn import members, replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
+
+ROUNDS = 3  # made equal once or twice, they part again
 
 
 class TrainableOutsideDdp(Check):
@@ -54,7 +59,9 @@ class TrainableOutsideDdp(Check):
             unlike = _of_other_shapes(run, opt, event.step)
             wrong = [n for n in outside if n in parted and _part(n) not in unlike]
             owned = bool(wrong) and _owned(run, opt)
-            if wrong and ((owned and _on_purpose(run)) or members.phase_of_own(run, facts, parting) or members.of_own_shapes(run, facts, parting)):
+            if wrong and ((owned and _on_purpose(run)) or _averaged(run, event, wrong)):
+                continue
+            if wrong and (members.phase_of_own(run, facts, parting) or members.of_own_shapes(run, facts, parting)):
                 continue
             if wrong and (parting.num_grad or parting.num_param):
                 yield self.finding(
@@ -66,6 +73,14 @@ class TrainableOutsideDdp(Check):
                     help="wrap one module that holds all trained parameters, or wrap this part in a DDP of its own",
                 )
                 return
+
+
+def _averaged(run: Run, event: Event, wrong: list[str]) -> bool:
+    """Whether the script itself reduces the values of all of them, where they lie, in rounds, on every rank."""
+    numels = dict(zip(event["names"] or (), event["numels"] or (), strict=False))
+    sizes = Counter(numels[n] for n in wrong)
+    reduced = [Counter(e["numel"] for e in r.of("coll") if e["beside"]) for r in run.present]
+    return all(one[size] >= ROUNDS * num for one in reduced for size, num in sizes.items())
 
 
 def _owned(run: Run, opt: int) -> bool:

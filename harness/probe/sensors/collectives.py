@@ -6,7 +6,8 @@ messages), aliased (all results go into one tensor), hook (inside a communicatio
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
 one), inside (called by autograd: from a hook, or an autograd.Function's backward), graphed (the tensor has a graph, a loss before its backward;
 at the first call of a statement its stack [site...]), zero (what is reduced is zero, by samples),
-replicated (the digest of a parameter that DDP keeps equal, before it is sent), buffer (the name of a wrapped model's own one).
+replicated (the digest of a parameter that DDP keeps equal, before it is sent), buffer (the name of a wrapped model's own one), beside (it is
+a trained parameter that no DDP object covers).
 Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
@@ -93,14 +94,20 @@ def _is_zero(tensor: Any) -> bool:
 
 
 def _is_called_by_user() -> bool:
-    """Not by torch for it: ZeroRedundancyOptimizer broadcasts what each rank has stepped."""
-    return sites.is_user_code(sys._getframe(4).f_code)
+    """Not by torch for it: ZeroRedundancyOptimizer broadcasts what each rank has stepped. Between the two stand the wrappers of every sensor that looks
+    at the call."""
+    frame = sys._getframe(1)
+    while frame is not None and sites.is_ours(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    return frame is not None and sites.is_user_code(frame.f_code)
 
 
 def _held(tensor: Any) -> dict[str, Any]:
     """What DDP holds of this tensor's memory."""
     if held := replicated.digest(tensor):
         return {"replicated": held}
+    if replicated.beside(tensor):
+        return {"beside": True}
     return {"buffer": name} if (name := replicated.buffer(tensor)) else {}
 
 

@@ -77,10 +77,9 @@ def _norm_modules(module: Any) -> set[str]:
 
 
 def wrap_of(param: Any) -> int:
-    """Index of the newest living wrap event that covers this parameter; -1: none."""
+    """Index of the newest living wrap event that covers this parameter; -1: none, or DDP was told to ignore it."""
     for wrapped in reversed(S.ddps):
-        ref = wrapped.refs.get(id(param))
-        if ref is not None and ref() is param and wrapped.ref() is not None:
+        if wrapped.knows(param) and wrapped.ref() is not None and wrapped.names[id(param)] not in wrapped.ignored:
             return int(wrapped.index)
     return -1
 

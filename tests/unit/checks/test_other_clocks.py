@@ -111,6 +111,20 @@ def test_tables_that_a_rank_owns_are_no_parameters_that_ddp_lacks(shapes: tuple[
     assert bool(findings(CHECKS["SYN114"], two_ranks(setup_of=start, each=APART, wrong=WRONG))) == fires
 
 
+@pytest.mark.parametrize(("called", "fires"), [
+    ([{"numel": 4, "beside": True}], False),  # the one that parts is averaged after the step
+    ([{"numel": 4}], True),  # as many elements of something else, a clone of it for one
+    ([{"numel": 16, "beside": True}], True),  # another one
+    ([{"numel": 4, "beside": True, "s": 2}], True),  # once
+])  # fmt: skip
+def test_values_that_the_script_averages_need_no_ddp(called: list[dict[str, Any]], fires: bool) -> None:
+    def start(rank: int) -> list[Event]:
+        told = [coll(**({"op": "all_reduce", "s": s} | fields)) for s in range(3) for fields in called if fields.get("s", s) == s]
+        return [*beside(rank, shapes=[[4]] * 4), *told]
+
+    assert bool(findings(CHECKS["SYN114"], two_ranks(setup_of=start, each=APART, wrong=WRONG))) == fires
+
+
 @pytest.mark.parametrize(("op", "severity"), [("isend", None), ("all_gather", Severity.ADVICE), ("scatter", Severity.ERROR)])
 def test_a_seed_by_rank_parts_all_parameters_and_owns_none(op: str, severity: Severity | None) -> None:
     def start(rank: int) -> list[Event]:
