@@ -15,6 +15,12 @@ X, Y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
 HEAD = nn.Linear(4, 3)
 WORDS, LETTERS = torch.randn(5, 2, 4), torch.tensor([[1, 2], [2, 1]])
 HARD, ONES = F.one_hot(Y, 3).float(), torch.ones(6, 3)
+
+
+def by_hand(scores: Any) -> Any:
+    return 0.3 * (F.nll_loss(scores, Y, reduction="none") + scores.logsumexp(1)).mean()
+
+
 CASES: dict[str, tuple[Any, tuple[str, str] | None]] = {
     "scores": (lambda: F.cross_entropy(HEAD(X), Y), None),
     "a softmax": (lambda: F.cross_entropy(HEAD(X).softmax(1), Y), ("cross_entropy", "SoftmaxBackward0")),
@@ -36,6 +42,10 @@ CASES: dict[str, tuple[Any, tuple[str, str] | None]] = {
     "log-probabilities": (lambda: F.nll_loss(HEAD(X).log_softmax(1), Y), None),
     "a mixture": (lambda: F.nll_loss(HEAD(X).softmax(1).log(), Y), None),
     "raw scores": (lambda: F.nll_loss(HEAD(X), Y), ("nll_loss", "AddmmBackward0")),
+    "cross entropy by hand": (lambda: by_hand(HEAD(X)), None),
+    "a partition function": (lambda: F.nll_loss(s := HEAD(X), Y, reduction="sum") + (2 * s.relu().cumsum(1)).logsumexp(1).sum(), None),
+    "a penalty on the logsumexp": (lambda: F.nll_loss(s := HEAD(X), Y) + s.logsumexp(1).pow(2).mean(), ("nll_loss", "AddmmBackward0")),
+    "the logsumexp of others": (lambda: F.nll_loss(HEAD(X), Y) + HEAD(X).logsumexp(1).mean(), ("nll_loss", "AddmmBackward0")),
     "scores of a sequence": (lambda: F.ctc_loss(HEAD(WORDS), LETTERS, (5, 5), (2, 2)), ("ctc_loss", "AddmmBackward0")),
     "a sequence": (lambda: F.ctc_loss(HEAD(WORDS).log_softmax(-1), LETTERS, (5, 5), (2, 2)), None),
     "distillation": (lambda: F.kl_div(HEAD(X).log_softmax(1), HARD, reduction="batchmean"), None),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from harness.probe.recorder import Recorder
 from harness.probe.sensors import payloads
@@ -43,3 +46,22 @@ def test_nothing_is_told_of_few_calls(recorder: Any, tmp_path: Path) -> None:
         payloads._pickled_bytes[0] = call + 1
         payloads.note("gather_object", ("train.py", 4, "main"), 0.1)
     assert _told(tmp_path) == []
+
+
+def test_a_history_holds_what_was_sent_before_and_a_curriculum_does_not() -> None:
+    draws, history, longer = random.Random(3), payloads.Series(), payloads.Series()
+    kept: list[float] = []
+    for call in range(40):
+        fresh = [draws.random() for _ in range(10)]
+        kept += fresh
+        for series, sent in ((history, {"call": call, "all": kept}), (longer, {"call": call, "all": [draws.random() for _ in kept]})):
+            content = torch.frombuffer(bytearray(pickle.dumps(sent)), dtype=torch.uint8)
+            series.add(content.numel(), 0.1, content)
+    assert history.held[0] > 30 and history.held[1] == 39 and longer.held == [0, 39]
+
+
+def test_equal_bytes_tell_nothing() -> None:
+    series = payloads.Series()
+    for size in (400, 500, 600):
+        series.add(size, 0.1, torch.zeros(size, dtype=torch.uint8))
+    assert series.held == [0, 0]

@@ -23,7 +23,8 @@ Right
 
 Known limits
     Samples are told apart by content: a stream with random augmentation that differs by rank is compared by its last tensor (the label)
-    where that is different for most samples.
+    where that is different for most samples. Workers that give the same are advice where each by itself gives every sample several times: classes
+    in turn, to which the training draws what is random.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ class IterableNotSharded(Check):
             f"the {workers} workers of a rank repeat each other: {first.opened['dataset']} yields every sample {workers} times an epoch",
             where=where_of(first.opened["iter_at"]) or first.made_dataset,
             ranks=sorted({p.rank for p in repeated}),
+            severity=Severity.ADVICE if all(map(readers.in_turn, repeated)) else None,
             notes=[f"{len(set(drawn))} different samples among {len(drawn)} on rank {first.rank}, the same from each worker"],
             help="split the stream by `get_worker_info()` in `__iter__`",
         )

@@ -37,6 +37,12 @@ def echo(one: Pass) -> bool:
     return len(found) > 1 and all(f == found[0] for f in found[1:])
 
 
+def in_turn(one: Pass) -> bool:
+    """Whether each worker by itself gives every sample several times, all equally often: numbers of classes in turn, or data that go round."""
+    counts = [share.values() for share in shares(one)]
+    return bool(counts) and all(min(c) > 1 and max(c) - min(c) <= 1 for c in counts)
+
+
 def collide(group: Sequence[Pass]) -> int:
     """Samples that a reader has in common with one of another rank: two of the ranks' workers read the same exactly where rank + worker
     is the same number. 0 for anything else."""

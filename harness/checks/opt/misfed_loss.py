@@ -19,7 +19,7 @@ Right
 
 Known limits
     Looks at a handful of the first backwards on the statement's own graph; compiled models show no operations. What is scaled or added to between the two
-    (a temperature) is taken for meant.
+    (a temperature) is taken for meant, and so is nll_loss of scores whose logsumexp is a term of the same loss: cross entropy by hand.
 """
 
 from __future__ import annotations

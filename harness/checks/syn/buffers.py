@@ -19,14 +19,15 @@ Right
     self.ema.mul_(0.9).add_(batch_mean, alpha=0.1)
 
 Known limits
-    Advice where the script itself broadcasts or reduces these buffers, tensor by tensor, in the course of the training: it knows them to be the ranks' own.
+    Advice where the script itself broadcasts or reduces these buffers, tensor by tensor, in the course of the training, and not once at its beginning (the
+    first entries of a codebook): it knows them to be the ranks' own.
     BatchNorm statistics that differ between two training forwards are normal and silent. Averages by hand: CPU only, and only where the saved statistics
     are those of an evaluation. Clients that keep their statistics on purpose (FedBN, SiloBN) save their own each, or have other scales too: silent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import own_statistics, replicas
@@ -54,7 +55,7 @@ class BufferNotReduced(Check):
         differing = [s.index for s in run.steps() if s.complete and not s.same("buffer") and all(s.number("num_forward"))]
         if len(differing) >= 2:
             if not run.live or any(r.of("evaluated") or len(r.of("pass")) > 1 for r in run.present):  # what is sent once an epoch is not sent before
-                yield self._followed(run, wraps[0], len(differing))
+                yield self._followed(run, wraps[0], differing)
             return
         columns = [r.of("wrap_eval") for r in run.present]
         for events in zip(*columns, strict=False):
@@ -72,13 +73,11 @@ class BufferNotReduced(Check):
                 )
                 return
 
-    def _followed(self, run: Run, wrap: Event, num: int) -> Finding:
-        own = {str(n) for n in wrap["own_buffers"] or ()}
-        sent = {str(e["buffer"]): e for _, e in run.events("coll") if e["buffer"] and e.step}
-        known = sent[min(sent)] if own and own <= sent.keys() else None
+    def _followed(self, run: Run, wrap: Event, differing: Sequence[int]) -> Finding:
+        known = _sent_on(run, wrap, differing[len(differing) // 2])
         place = f"{known['op']} at {known.where.place}" if known is not None and known.where is not None else ""
         return self.finding(
-            f"buffers that forward updates differ between ranks after {num} steps: each follows its own shard",
+            f"buffers that forward updates differ between ranks after {len(differing)} steps: each follows its own shard",
             where=where_of(wrap["own_buffer_site"]) or wrap.where,
             ranks=run.rank_ids,
             severity=None if known is None else Severity.ADVICE,
@@ -115,3 +114,11 @@ class BufferNotReduced(Check):
                     help="all-reduce the statistic before it enters the buffer, or put the module into the wrapped model and reduce it in forward",
                 )
         return None
+
+
+def _sent_on(run: Run, wrap: Event, middle: int) -> Event | None:
+    """A collective of one of these buffers, where each of them is sent at several steps, or in the second half."""
+    own = {str(n) for n in wrap["own_buffers"] or ()}
+    sent = {n: [e for _, e in run.events("coll") if e.step and e["buffer"] == n] for n in own}
+    on = [len({e.step for e in events}) > 1 or any(e.step >= middle for e in events) for events in sent.values()]
+    return sent[min(own)][-1] if own and all(on) else None

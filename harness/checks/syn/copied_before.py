@@ -54,9 +54,23 @@ def put_in(run: Run) -> Sequence[Event] | None:
     if not whole or not any(p.steps for p in partings) or any(p.num_param for p in partings):
         return None
     columns = [[(e, w[0]) for e in r.of("evaluated") if (w := _wrapped(e)) and not w[1]] for r in run.present]
-    for told in zip(*columns, strict=False) if len(columns) == run.world_size > 1 else ():
+    rows = list(zip(*columns, strict=False)) if len(columns) == run.world_size > 1 else []
+    for told in rows:
         events = [e for e, _ in told]
         apart = len({w for _, w in told}) > 1 and len({e["inputs"] for e in events}) == len(events)
-        if apart and len({(e.where, e.step) for e in events}) == 1 and evaluations.told_behind(run, events[0], ADDING):
+        if apart and not _draws(run, rows, events[0].step) and len({(e.where, e.step) for e in events}) == 1 and evaluations.told_behind(run, events[0], ADDING):
             return events
     return None
+
+
+def _draws(run: Run, rows: Sequence[Sequence[tuple[Event, int]]], step: int) -> bool:
+    """Whether ranks put in ever other weights of their own without a step between, as draws of noise are: averages are one or two, and ranks that began
+    with equal weights have none of their own."""
+    own = {tuple(w for _, w in told) for told in rows if {e.step for e, _ in told} == {step} and len({w for _, w in told}) > 1}
+    several = min(len(set(weights)) for weights in zip(*own, strict=True)) if own else 0
+    return several > 2 or (several == 2 and not began_apart(run))
+
+
+def began_apart(run: Run) -> bool:
+    """Whether the ranks' weights differed before DDP broadcast rank 0's."""
+    return len({number(r.of("wrapping")[0]["digest"]) for r in run.present if r.of("wrapping")}) > 1

@@ -21,7 +21,8 @@ Known limits
     Only models that are called during the first three steps are compared, and those that all ranks measure with, each on its own samples: an
     average that rank 0 keeps for itself, measures and saves is its own affair. Nor are the models that evolution strategies try: no backward runs,
     the optimizer's parameters are equal on all ranks at every step, and each rank writes other weights into the model again and again. Evaluations
-    are compared on the CPU, the first eight of a model; not those behind a backward without a step, which adapts weights to what is measured.
+    are compared on the CPU, the first eight of a model; not those behind a backward without a step, which adapts weights to what is measured, nor several
+    with ever other weights and no step between: draws of noise.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from harness.checks.lau import blame
 from harness.checks.syn import copied_before, replicas
 from harness.checks.syn.replicas import Replicas
 from harness.model import Finding, Severity
-from harness.record import Event, Run, number, where_of
+from harness.record import Event, Run, where_of
 
 
 class FrozenModuleDiffers(Check):
@@ -93,14 +94,15 @@ class FrozenModuleDiffers(Check):
 
     def _put_in(self, run: Run, told: Sequence[Event]) -> Finding:
         before = [r.of("wrapping")[0] for r in run.present if r.of("wrapping")]
-        apart = len({number(e["digest"]) for e in before}) > 1
         line = f" at line {before[0].where.line}" if before and before[0].where is not None else ""
         return self.finding(
             "the ranks evaluate the wrapped model with other weights than each other, and add up what they measure: the weights that they train are equal, "
             "those that are put in for the evaluation (an average) are not",
             where=told[0].where,
             ranks=run.rank_ids,
-            notes=[f"the model began with other weights on each rank before DDP wrapped it{line}: a copy made before then is of these"] if apart else [],
+            notes=[]
+            if not copied_before.began_apart(run)
+            else [f"the model began with other weights on each rank before DDP wrapped it{line}: a copy made before then is of these"],
             help="copy the weights of an average behind `DistributedDataParallel(...)`, which broadcasts rank 0's, update it on every rank alike, or broadcast it",
         )
 

@@ -1,7 +1,8 @@
 """What torch's classification losses are fed: probabilities where they want scores, scores where they want log-probabilities.
 
 Told by the operations in the graph of the first losses; what lies between a loss and the operation that made its input may only change the shape or the
-type. A compiled model shows one node and is silent.
+type. A compiled model shows one node and is silent. nll_loss picks scores too, where the loss has their logsumexp as a term beside it: cross entropy by
+hand, a conditional random field.
 Event "misfed_loss" (once a statement): site (the statement that made the loss, or its backward), loss ("cross_entropy" |
 "binary_cross_entropy_with_logits" | "nll_loss" | "ctc_loss"), fed (name of the node that made its input), rows.
 """
@@ -24,6 +25,8 @@ SHAPES = (
     "View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Slice", "Select", "Index", "Alias",
     "Flatten", "Unflatten", "Contiguous", "Split", "Cat",
 )  # fmt: skip
+NORMALISES, MAX_WALKED = ("LogsumexpBackward0", "LogaddexpBackward0"), 4096
+TERMS = ("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Div", "Dot")  # and products with a number: what keeps a term of a sum one
 _told: set[tuple[str, int, str]] = set()
 
 
@@ -44,7 +47,7 @@ def misfed(root: Any) -> tuple[str, str] | None:
     todo, seen = [root], {root}
     while todo and len(seen) < MAX_NODES:
         node = todo.pop(0)
-        if (found := _of(node)) is not None:
+        if (found := _of(node)) is not None and not (found[1] in RAW and _normalised(root, _maker(node))):
             return found
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
@@ -63,16 +66,51 @@ def _of(node: Any) -> tuple[str, str] | None:
 
 
 def _fed(node: Any) -> str:
-    """The name of the node that made a loss's first input, behind those that only bring it into shape."""
+    made = _maker(node)
+    return "" if made is None else type(made).__name__
+
+
+def _maker(node: Any) -> Any:
+    """The node that made a loss's first input, behind those that only bring it into shape."""
     for _ in range(MAX_BETWEEN):
         below = [n for n, _ in node.next_functions[:1] if n is not None]
         if not below:
-            return ""
+            return None
         node = below[0]
-        name = type(node).__name__
-        if name.removesuffix("0").removesuffix("1").removesuffix("Backward") not in SHAPES:
-            return name
-    return ""
+        if _stem(node) not in SHAPES:
+            return node
+    return None
+
+
+def _stem(node: Any) -> str:
+    return type(node).__name__.removesuffix("0").removesuffix("1").removesuffix("Backward")
+
+
+def _normalised(root: Any, made: Any) -> bool:
+    """Whether a term of the loss is a logsumexp over what this node made; a penalty on its square is none."""
+    todo, seen = [root], {root}
+    while todo and len(seen) < MAX_NODES:
+        node = todo.pop(0)
+        below = [n for n, _ in node.next_functions if n is not None]
+        if type(node).__name__ in NORMALISES:
+            if _reaches(node, made):
+                return True
+        elif _stem(node) in TERMS or _stem(node) in SHAPES or (_stem(node) == "Mul" and len(below) == 1):
+            todo += [n for n in below if n not in seen]
+            seen.update(below)
+    return False
+
+
+def _reaches(node: Any, wanted: Any) -> bool:
+    todo, seen = [node], {node}
+    while todo and len(seen) < MAX_WALKED:
+        node = todo.pop()
+        if node is wanted:
+            return True
+        below = [n for n, _ in node.next_functions if n is not None and n not in seen]
+        seen.update(below)
+        todo += below
+    return bool(todo)  # not known: not told
 
 
 def arm() -> None:

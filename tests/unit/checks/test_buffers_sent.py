@@ -35,7 +35,7 @@ def sends(name: str, *, s: int = 6, op: str = "broadcast") -> Event:
 
 
 def test_buffers_that_nobody_sends() -> None:
-    for kind in ((), (sends("q.lo"),), (sends("q.lo", s=0), sends("q.hi", s=0))):  # none, some, at the start only
+    for kind in ((), (sends("q.lo"),), (sends("q.lo", s=0), sends("q.hi", s=0)), (sends("q.lo", s=3), sends("q.hi", s=3))):  # none, some, at the start only
         (found,) = findings(BufferNotReduced, observed(*kind))
         assert found.severity is Severity.WARNING and len(found.notes) == 1
 
@@ -44,6 +44,11 @@ def test_buffers_that_nobody_sends() -> None:
 def test_buffers_that_the_script_makes_equal_itself(op: str) -> None:
     (found,) = findings(BufferNotReduced, observed(sends("q.lo", op=op), sends("q.hi", op=op)))
     assert found.severity is Severity.ADVICE and f"{op} at" in found.notes[1]
+
+
+def test_buffers_that_are_sent_again_and_again() -> None:
+    (found,) = findings(BufferNotReduced, observed(*(sends(n, s=s) for n in ("q.lo", "q.hi") for s in (2, 4))))
+    assert found.severity is Severity.ADVICE
 
 
 def test_before_the_first_evaluation_of_a_live_run_nothing_is_said() -> None:

@@ -89,6 +89,31 @@ def test_evaluations_whose_weights_are_right(healthy: Run) -> None:
     assert findings(FrozenModuleDiffers, healthy) == []
 
 
+@pytest.mark.parametrize(("weights", "began", "found"), [
+    (((80, 81),), (70, 71), 1),
+    (((80, 81), (82, 83)), (70, 71), 1),  # two averages
+    (((80, 81), (9, 9), (80, 81)), (70, 70), 1),  # the trained weights too, and the average on other data
+    (((80, 81), (82, 83)), (70, 70), 0),  # draws of noise
+    (((80, 81), (82, 83), (84, 85)), (70, 71), 0),
+    (((80, 81), (82, 81), (84, 81)), (70, 70), 1),  # one rank's stand still
+])  # fmt: skip
+def test_draws_of_noise_are_told_from_averages(weights: tuple[tuple[int, int], ...], began: tuple[int, int], found: int) -> None:
+    def told(r: int) -> list[Event]:
+        scores = [
+            event("evaluated", line=90, s=8, module="Net", weights=[["Net", w[r]]], wrapped=[w[r], 0], inputs=1 + r, first_t=0) for w in weights
+        ]
+        return [*scores, event("coll", line=91, s=8, op="all_reduce", numel=2)]
+
+    def started(r: int) -> list[Event]:
+        events = setup(r)
+        for e in events:
+            if e.kind == "wrapping":
+                e.data.update({"digest": began[r], "module": "Net"})  # type: ignore[attr-defined]
+        return events
+
+    assert len(findings(FrozenModuleDiffers, two_ranks(extra=told, setup_of=started, each=lambda r, s: {"param": 50 + s}))) == found
+
+
 def test_what_a_torn_recording_says_is_no_finding() -> None:
     def told(r: int) -> list[Event]:
         return [event("evaluated", line=90, s=8, weights=[["Net", 3 + r]], wrapped=odd, inputs=r) for odd in ("x", [1], [None, 0], {})]

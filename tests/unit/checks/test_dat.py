@@ -647,6 +647,11 @@ def test_workers_that_read_the_same_of_samples_that_repeat() -> None:
     silent(IterableNotSharded, by_workers([[few[0], few[0]], [few[1], few[1]]], summed=False))  # five kinds of sample: alike in any case
 
 
+def test_workers_that_give_classes_in_turn() -> None:
+    turns = [[v % 20 + 100 * k for v in range(64)] for k in range(2)]
+    assert said(IterableNotSharded, by_workers([[turns[0], turns[0]], [turns[1], turns[1]]], summed=False)).severity is Severity.ADVICE
+
+
 def test_a_stream_of_ids_that_look_the_same() -> None:
     ids = [(7 * i * i) % 11 + 100 * (i % 2) for i in range(64)]  # 12 different ones: too few to tell samples apart
     falls = [row(i, loss=1 / (i + 1)) for i in range(8)]
