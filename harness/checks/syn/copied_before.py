@@ -46,6 +46,12 @@ def _wrapped(event: Event) -> list[int]:
     return told if isinstance(told, list) and len(told) == 2 and all(isinstance(n, int) for n in told) else []
 
 
+def _put_in(event: Event) -> list[int]:
+    """What it was measured with later, without a step in between."""
+    told = event["put_in"]
+    return told if isinstance(told, list) and all(isinstance(n, int) for n in told) else []
+
+
 def put_in(run: Run) -> Sequence[Event] | None:
     """The first evaluation of the wrapped model, shared out among the ranks and added up, with weights that differ between them, where the weights
     that are trained are equal at every step and no backward has adapted them since."""
@@ -53,7 +59,7 @@ def put_in(run: Run) -> Sequence[Event] | None:
     whole = all(number(e["group_size"], run.world_size) == run.world_size for _, e in run.events("wrap"))
     if not whole or not any(p.steps for p in partings) or any(p.num_param for p in partings):
         return None
-    columns = [[(e, w[0]) for e in r.of("evaluated") if (w := _wrapped(e)) and not w[1]] for r in run.present]
+    columns = [[(e, d) for e in r.of("evaluated") if (w := _wrapped(e)) and not w[1] for d in (w[0], *_put_in(e))] for r in run.present]
     rows = list(zip(*columns, strict=False)) if len(columns) == run.world_size > 1 else []
     for told in rows:
         events = [e for e, _ in told]

@@ -3,7 +3,8 @@
 Event "evaluated" (when the model goes back to train mode, before the next step, or at the end; first 100): site (of the first forward),
 module, num_forwards, rows (samples in them), inputs (digest of the inputs in order), first_t, last_t, first_y, last_y, grad (gradients
 were on), looped (a pass over a loader was open), weights [[module, digest of its parameters at its first forward]] (of the first evaluations, on the
-CPU), wrapped ([that of one which DDP keeps equal on all ranks, backwards since the last step], empty where there is none); stats, params, layers: its
+CPU), wrapped ([that of one which DDP keeps equal on all ranks, backwards since the last step], empty where there is none), put_in [its
+digests at later forwards, where its weights were others and no backward came before]; stats, params, layers: its
 running statistics, see statistics.py.
 A global forward hook is there only while such a model is in eval mode, and not once something is compiled.
 """
@@ -41,11 +42,16 @@ class Evaluation:
         self.first_y = self.last_y = S.recorder.syncs
         self.grad = self.looped = False
         self.wrapped: list[int] = []
+        self.put_in: list[int] = []
+        self.watched: tuple[weakref.ref[Any], int] | None = None  # one parameter of it, what it was
         self.last: weakref.ref[Any] | None = None
 
     def weigh(self, module: Any) -> None:
         """About 4 us a parameter: at the first evaluations of each module only."""
-        if id(module) in self.weights or _weighed.get(id(module), 0) >= MAX_WEIGHED:
+        if _weighed.get(id(module), 0) >= MAX_WEIGHED:
+            return
+        if id(module) in self.weights:
+            self._weigh_again(module)
             return
         _weighed[id(module)] = _weighed.get(id(module), 0) + 1
         params = list(module.parameters())
@@ -53,6 +59,20 @@ class Evaluation:
             self.weights[id(module)] = (type(module).__name__, digests.of_tensors(params)[0])
             if any((w := d.ref()) is not None and module in (w, w.module) and not d.ignored for d in S.ddps):
                 self.wrapped = [self.weights[id(module)][1], S.since.num_backward]
+                trained = [p for p in params if p.requires_grad] or params
+                self.watched = weakref.ref(trained[-1]), digests.of_tensors(trained[-1:])[0]
+
+    def _weigh_again(self, module: Any) -> None:
+        """The script may put other weights into the model between two loops. One parameter's digest tells, 4 us: its version does not, for `p.data.copy_`."""
+        param = self.watched[0]() if self.watched is not None else None
+        if self.watched is None or param is None or S.since.num_backward:
+            return
+        digest = digests.of_tensors([param])[0]
+        if digest == self.watched[1]:
+            return
+        self.watched = self.watched[0], digest
+        _weighed[id(module)] += 1
+        self.put_in.append(digests.of_tensors(list(module.parameters()))[0])
 
     def note(self, args: Any, kwargs: Any) -> None:
         import torch
@@ -79,7 +99,8 @@ def finish() -> None:
                 "evaluated", one.site, module=one.module, num_forwards=one.num_forwards, rows=one.rows, inputs=one.inputs,
                 first_t=one.first_t,
                 last_t=one.last_t, first_y=one.first_y, last_y=one.last_y, grad=one.grad, looped=one.looped,
-                weights=[list(w) for w in one.weights.values()], wrapped=one.wrapped, stats=one.stats, params=one.params, layers=one.layers,
+                weights=[list(w) for w in one.weights.values()], wrapped=one.wrapped, put_in=one.put_in,
+                stats=one.stats, params=one.params, layers=one.layers,
             )  # fmt: skip
 
 

@@ -97,11 +97,15 @@ def test_evaluations_whose_weights_are_right(healthy: Run) -> None:
     (((80, 81), (82, 83), (84, 85)), (70, 71), 0),
     (((80, 81), (82, 81), (84, 81)), (70, 70), 1),  # one rank's stand still
 ])  # fmt: skip
-def test_draws_of_noise_are_told_from_averages(weights: tuple[tuple[int, int], ...], began: tuple[int, int], found: int) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_draws_of_noise_are_told_from_averages(together: bool, weights: tuple[tuple[int, int], ...], began: tuple[int, int], found: int) -> None:
     def told(r: int) -> list[Event]:
         scores = [
             event("evaluated", line=90, s=8, module="Net", weights=[["Net", w[r]]], wrapped=[w[r], 0], inputs=1 + r, first_t=0) for w in weights
         ]
+        if together:  # one loop after the other, and no train() between them
+            scores = scores[:1]
+            scores[0].data["put_in"] = [w[r] for w in weights[1:]]  # type: ignore[index]
         return [*scores, event("coll", line=91, s=8, op="all_reduce", numel=2)]
 
     def started(r: int) -> list[Event]:
