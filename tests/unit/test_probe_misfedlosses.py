@@ -42,6 +42,8 @@ CASES: dict[str, tuple[Any, tuple[str, str] | None]] = {
     "log-probabilities": (lambda: F.nll_loss(HEAD(X).log_softmax(1), Y), None),
     "a mixture": (lambda: F.nll_loss(HEAD(X).softmax(1).log(), Y), None),
     "raw scores": (lambda: F.nll_loss(HEAD(X), Y), ("nll_loss", "AddmmBackward0")),
+    "paths through a tree": (lambda: F.nll_loss(F.logsigmoid(HEAD(X)) @ torch.ones(3, 4), Y), None),
+    "turned paths": (lambda: F.nll_loss((torch.ones(4, 3) @ F.logsigmoid(HEAD(X)).t()).t(), Y), None),
     "cross entropy by hand": (lambda: by_hand(HEAD(X)), None),
     "a partition function": (lambda: F.nll_loss(s := HEAD(X), Y, reduction="sum") + (2 * s.relu().cumsum(1)).logsumexp(1).sum(), None),
     "a penalty on the logsumexp": (lambda: F.nll_loss(s := HEAD(X), Y) + s.logsumexp(1).pow(2).mean(), ("nll_loss", "AddmmBackward0")),

@@ -42,10 +42,13 @@ def test_other_weights_in_one_evaluation(net: torch.nn.Module, write: Callable[[
     assert len(one.wrapped) == 2 and one.put_in == []
     for p in net.parameters():
         write(p)
+    before = one.inputs
     for _ in range(3):
         one.weigh(net)
         one.weigh(net.module)
-    assert len(one.put_in) == 1 and one.put_in[0] != one.wrapped[0]
+        one.note((torch.ones(4, 2),), {})
+    assert one.inputs != before and one.put_in[0][1]
+    assert len(one.put_in) == 1 and one.put_in[0][0] != one.wrapped[0]
 
 
 def test_weights_that_a_backward_adapts_are_none(net: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,10 @@ def _wrapped(event: Event) -> list[int]:
     return told if isinstance(told, list) and len(told) == 2 and all(isinstance(n, int) for n in told) else []
 
 
-def _put_in(event: Event) -> list[int]:
-    """What it was measured with later, without a step in between."""
+def _put_in(event: Event) -> list[tuple[int, int]]:
+    """What it was measured with later, without a step in between, and on what."""
     told = event["put_in"]
-    return told if isinstance(told, list) and all(isinstance(n, int) for n in told) else []
+    return [(number(t[0]), number(t[1])) for t in told if isinstance(t, list) and len(t) == 2] if isinstance(told, list) else []
 
 
 def put_in(run: Run) -> Sequence[Event] | None:
@@ -59,20 +59,22 @@ def put_in(run: Run) -> Sequence[Event] | None:
     whole = all(number(e["group_size"], run.world_size) == run.world_size for _, e in run.events("wrap"))
     if not whole or not any(p.steps for p in partings) or any(p.num_param for p in partings):
         return None
-    columns = [[(e, d) for e in r.of("evaluated") if (w := _wrapped(e)) and not w[1] for d in (w[0], *_put_in(e))] for r in run.present]
+    columns = [
+        [(e, *told) for e in r.of("evaluated") if (w := _wrapped(e)) and not w[1] for told in ((w[0], e["inputs"]), *_put_in(e))] for r in run.present
+    ]
     rows = list(zip(*columns, strict=False)) if len(columns) == run.world_size > 1 else []
     for told in rows:
-        events = [e for e, _ in told]
-        apart = len({w for _, w in told}) > 1 and len({e["inputs"] for e in events}) == len(events)
+        events = [e for e, _, _ in told]
+        apart = len({w for _, w, _ in told}) > 1 and len({inputs for _, _, inputs in told}) == len(events)
         if apart and not _draws(run, rows, events[0].step) and len({(e.where, e.step) for e in events}) == 1 and evaluations.told_behind(run, events[0], ADDING):
             return events
     return None
 
 
-def _draws(run: Run, rows: Sequence[Sequence[tuple[Event, int]]], step: int) -> bool:
+def _draws(run: Run, rows: Sequence[Sequence[tuple[Event, int, Any]]], step: int) -> bool:
     """Whether ranks put in ever other weights of their own without a step between, as draws of noise are: averages are one or two, and ranks that began
     with equal weights have none of their own."""
-    own = {tuple(w for _, w in told) for told in rows if {e.step for e, _ in told} == {step} and len({w for _, w in told}) > 1}
+    own = {tuple(w for _, w, _ in told) for told in rows if {e.step for e, *_ in told} == {step} and len({w for _, w, _ in told}) > 1}
     several = min(len(set(weights)) for weights in zip(*own, strict=True)) if own else 0
     return several > 2 or (several == 2 and not began_apart(run))
 

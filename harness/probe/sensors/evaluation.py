@@ -3,8 +3,8 @@
 Event "evaluated" (when the model goes back to train mode, before the next step, or at the end; first 100): site (of the first forward),
 module, num_forwards, rows (samples in them), inputs (digest of the inputs in order), first_t, last_t, first_y, last_y, grad (gradients
 were on), looped (a pass over a loader was open), weights [[module, digest of its parameters at its first forward]] (of the first evaluations, on the
-CPU), wrapped ([that of one which DDP keeps equal on all ranks, backwards since the last step], empty where there is none), put_in [its
-digests at later forwards, where its weights were others and no backward came before]; stats, params, layers: its
+CPU), wrapped ([that of one which DDP keeps equal on all ranks, backwards since the last step], empty where there is none), put_in [[its
+digest at a later forward, where its weights were others and no backward came before, digest of the inputs from there on]]; stats, params, layers: its
 running statistics, see statistics.py.
 A global forward hook is there only while such a model is in eval mode, and not once something is compiled.
 """
@@ -37,12 +37,12 @@ class Evaluation:
         self.weights: dict[int, tuple[str, int]] = {}
         self.stats, self.params, self.layers = statistics.of(module)
         self.site = site
-        self.num_forwards = self.rows = self.inputs = 0
+        self.num_forwards = self.num_hashed = self.rows = self.inputs = 0
         self.first_t = self.last_t = time.time_ns()
         self.first_y = self.last_y = S.recorder.syncs
         self.grad = self.looped = False
         self.wrapped: list[int] = []
-        self.put_in: list[int] = []
+        self.put_in: list[list[int]] = []
         self.watched: tuple[weakref.ref[Any], int] | None = None  # one parameter of it, what it was
         self.last: weakref.ref[Any] | None = None
 
@@ -72,7 +72,8 @@ class Evaluation:
             return
         self.watched = self.watched[0], digest
         _weighed[id(module)] += 1
-        self.put_in.append(digests.of_tensors(list(module.parameters()))[0])
+        self.put_in.append([digests.of_tensors(list(module.parameters()))[0], 0])
+        self.num_hashed = 0
 
     def note(self, args: Any, kwargs: Any) -> None:
         import torch
@@ -83,8 +84,13 @@ class Evaluation:
         self.last = weakref.ref(tensors[0])
         self.num_forwards += 1
         self.rows += int(tensors[0].shape[0]) if tensors[0].dim() else 1
-        if self.num_forwards <= MAX_HASHED and tensors[0].device.type == "cpu":
-            self.inputs = mix(self.inputs, digests.of_tensors(tensors[:4])[0])
+        if self.num_hashed < MAX_HASHED and tensors[0].device.type == "cpu":
+            digest = digests.of_tensors(tensors[:4])[0]
+            self.num_hashed += 1
+            if self.num_forwards <= MAX_HASHED:
+                self.inputs = mix(self.inputs, digest)
+            if self.put_in:
+                self.put_in[-1][1] = mix(self.put_in[-1][1], digest)
         self.last_t, self.last_y = time.time_ns(), S.recorder.syncs
         self.grad = self.grad or torch.is_grad_enabled()
         self.looped = self.looped or bool(S.loops)

@@ -26,6 +26,7 @@ SHAPES = (
     "Flatten", "Unflatten", "Contiguous", "Split", "Cat",
 )  # fmt: skip
 NORMALISES, MAX_WALKED = ("LogsumexpBackward0", "LogaddexpBackward0"), 4096
+LOGS = ("Log", "LogSoftmax", "LogSigmoid", "Logsumexp")
 TERMS = ("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Div", "Dot")  # and products with a number: what keeps a term of a sum one
 _told: set[tuple[str, int, str]] = set()
 
@@ -47,7 +48,7 @@ def misfed(root: Any) -> tuple[str, str] | None:
     todo, seen = [root], {root}
     while todo and len(seen) < MAX_NODES:
         node = todo.pop(0)
-        if (found := _of(node)) is not None and not (found[1] in RAW and _normalised(root, _maker(node))):
+        if (found := _of(node)) is not None and not (found[1] in RAW and (_of_logs(_maker(node)) or _normalised(root, _maker(node)))):
             return found
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
@@ -80,6 +81,12 @@ def _maker(node: Any) -> Any:
         if _stem(node) not in SHAPES:
             return node
     return None
+
+
+def _of_logs(made: Any) -> bool:
+    """Whether a factor of this product is a logarithm already: paths through a tree of decisions, added up by a matrix."""
+    factors = [n for n, _ in made.next_functions if n is not None]
+    return any(_stem(n if _stem(n) not in SHAPES else _maker(n) or n) in LOGS for n in factors)
 
 
 def _stem(node: Any) -> str:

@@ -105,7 +105,7 @@ def test_draws_of_noise_are_told_from_averages(together: bool, weights: tuple[tu
         ]
         if together:  # one loop after the other, and no train() between them
             scores = scores[:1]
-            scores[0].data["put_in"] = [w[r] for w in weights[1:]]  # type: ignore[index]
+            scores[0].data["put_in"] = [[w[r], 3 + r] for w in weights[1:]]  # type: ignore[index]
         return [*scores, event("coll", line=91, s=8, op="all_reduce", numel=2)]
 
     def started(r: int) -> list[Event]:
@@ -116,6 +116,14 @@ def test_draws_of_noise_are_told_from_averages(together: bool, weights: tuple[tu
         return events
 
     assert len(findings(FrozenModuleDiffers, two_ranks(extra=told, setup_of=started, each=lambda r, s: {"param": 50 + s}))) == found
+
+
+def test_candidates_put_in_behind_a_shared_evaluation_are_measured_on_the_same_samples() -> None:
+    def told(r: int) -> list[Event]:
+        score = event("evaluated", line=90, s=8, module="Net", weights=[["Net", 9]], wrapped=[9, 0], inputs=1 + r, first_t=0, put_in=[[80 + r, 3]])
+        return [score, event("coll", line=91, s=8, op="all_reduce", numel=2)]
+
+    assert findings(FrozenModuleDiffers, two_ranks(extra=told, each=lambda r, s: {"param": 50 + s})) == []
 
 
 def test_what_a_torn_recording_says_is_no_finding() -> None:
