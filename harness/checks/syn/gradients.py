@@ -38,10 +38,13 @@ def ratios(run: Run) -> list[tuple[int, int, float]]:
     """(optimizer, step, gradient at the step / sum of the ranks' own gradients), one a parameter and step, where a hand-written sync came between.
 
     1 means summed, 1 / world_size averaged. A parameter counts where the ranks' own gradients differ and those at the step agree. Where
-    gradients were scaled up for float16 and scaled down before the step, that factor is taken out.
+    gradients were scaled up for float16 and scaled down before the step, that factor is taken out. Reductions that begin inside the backward are left out.
     """
     found: list[tuple[int, int, float]] = []
+    begun = _begun_inside(run)
     for events in _columns(run):
+        if events[0].step in begun and not all(e["own"] for e in events):
+            continue
         own, scale = _own(events), _scale(run, events[0])
         for key in own[0]:
             local = [values.get(key) for values in own]
@@ -55,6 +58,12 @@ def ratios(run: Run) -> list[tuple[int, int, float]]:
             ratio = sum(s * t for s, t in zip(step[0], total, strict=True)) / sum(t * t for t in total)  # type: ignore[arg-type]
             found.append((int(events[0]["opt"] or 0), events[0].step, ratio * scale))
     return found
+
+
+def _begun_inside(run: Run) -> set[int]:
+    """Steps in which hooks of the script's own began to reduce gradients inside the backward: what they did to them before is not known behind it, nor
+    whether an asynchronous reduction was over by then."""
+    return {e.step for _, e in run.events("coll") if e["grad"] and e["inside"] and not e["hook"]}
 
 
 def _scale(run: Run, event: Event) -> float:

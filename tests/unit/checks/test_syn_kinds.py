@@ -79,6 +79,16 @@ def test_a_hook_that_sums_is_told_from_one_that_divides(factors: dict[int, float
         assert found[0].where is not None and found[0].where.line == 12
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_gradients_that_are_reduced_in_hooks_of_the_scripts_own_are_not_compared(inside: bool) -> None:
+    """An asynchronous reduction may be under way behind the backward, of gradients that the hook has divided."""
+    def extra(r: int) -> list[Event]:
+        told = [event("gradients", s=s, opt=0, local={k: [1.0 + r, 2.0] for k in "01"}, at_step={k: [3.0, 4.0] for k in "01"}) for s in range(3)]
+        return [MEAN_LOSS, *(coll("all_reduce", 12, s=s, grad=True, inside=inside) for s in range(3)), *told]
+
+    assert bool(findings(CHECKS["SYN124"], two_ranks(ddp=False, extra=extra))) != inside
+
+
 def test_a_collective_of_a_hook_belongs_to_no_line() -> None:
     callbacks = two_ranks(extra=lambda r: [coll("all_reduce", None if i == r else 35, names=[f"t{i}{r}"]) for i in (0, 1)])
     assert findings(CHECKS["SYN121"], callbacks) == []
