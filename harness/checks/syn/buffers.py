@@ -21,8 +21,9 @@ Right
 Known limits
     Advice where the script itself broadcasts or reduces these buffers, tensor by tensor, in the course of the training, and not once at its beginning (the
     first entries of a codebook): it knows them to be the ranks' own.
-    BatchNorm statistics that differ between two training forwards are normal and silent. Averages by hand: CPU only, and only where the saved statistics
-    are those of an evaluation. Clients that keep their statistics on purpose (FedBN, SiloBN) save their own each, or have other scales too: silent.
+    BatchNorm statistics that differ between two training forwards are normal and silent. So are buffers that are equal in the longer rest of the
+    run: memory that differed until the script had filled it, a bank that all ranks fill alike for one. Averages by hand: CPU only, and only where the
+    saved statistics are those of an evaluation. Clients that keep their statistics on purpose (FedBN, SiloBN) save their own each, or have other scales too: silent.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import own_statistics, replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run, where_of
+
+LONG = 8  # steps with equal buffers after the last with unequal ones: fewer may be the broadcast of an evaluation
 
 
 class BufferNotReduced(Check):
@@ -52,7 +55,7 @@ class BufferNotReduced(Check):
         wraps = [e for _, e in run.events("wrap")]
         if not any(e["buffers"] for e in wraps):
             raise NotApplicable("the wrapped model has no buffers")
-        differing = [s.index for s in run.steps() if s.complete and not s.same("buffer") and all(s.number("num_forward"))]
+        differing = _differing(run)
         if len(differing) >= 2:
             if not run.live or any(r.of("evaluated") or len(r.of("pass")) > 1 for r in run.present):  # what is sent once an epoch is not sent before
                 yield self._followed(run, wraps[0], differing)
@@ -114,6 +117,14 @@ class BufferNotReduced(Check):
                     help="all-reduce the statistic before it enters the buffer, or put the module into the wrapped model and reduce it in forward",
                 )
         return None
+
+
+def _differing(run: Run) -> list[int]:
+    """Steps whose forward left other buffers on other ranks; none where they have been equal for longer since."""
+    looked = [(s.index, s.same("buffer")) for s in run.steps() if s.complete and s.taken("buffer") and all(s.number("num_forward"))]
+    found = [index for index, same in looked if not same]
+    since = sum(index > found[-1] for index, _ in looked) if found else 0
+    return [] if found and since >= LONG and since > len(found) else found
 
 
 def _sent_on(run: Run, wrap: Event, middle: int) -> Event | None:

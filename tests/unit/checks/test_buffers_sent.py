@@ -30,6 +30,16 @@ def observed(*sent: Event, live: bool = False, extra: tuple[Event, ...] = ()) ->
     return two_ranks(setup_of=started, each=lambda r, s: {"buffer": 90 + s + 50 * r, "num_forward": 1}, extra=lambda r: [*sent, *extra], live=live)
 
 
+@pytest.mark.parametrize(("until", "fires"), [(8, False), (20, True), (36, True)])
+def test_memory_that_differs_until_it_is_filled(until: int, fires: bool) -> None:
+    """Of 40 steps: from then on the buffers are equal."""
+    bank = two_ranks(
+        steps=40, extra=lambda r: [wrap_event(buffers=["bank"], own_buffers=["bank"], own_buffer_site=None)],
+        each=lambda r, s: {"buffer": 90 + s + 50 * r * (s < until), "num_forward": 1},
+    )  # fmt: skip
+    assert bool(findings(BufferNotReduced, bank)) == fires
+
+
 def sends(name: str, *, s: int = 6, op: str = "broadcast") -> Event:
     return event("coll", line=70, s=s, op=op, numel=1, buffer=name)
 
