@@ -39,7 +39,7 @@ class LoadBeforeWriteDone(Check):
     code = "CKP102"
     name = "load-before-write-done"
     severity = Severity.ERROR
-    explains = ("LAU101", "LAU102", "LAU122", "HNG*", "CKP112", "CKP114")
+    explains = ("LAU101", "LAU102", "LAU122", "HNG*", "CKP112", "CKP114", "SYN115")
 
     def end(self, run: Run) -> Iterable[Finding]:
         if len(run.present) < 2:
