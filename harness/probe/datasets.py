@@ -7,6 +7,7 @@ import ctypes
 import os
 import struct
 import sys
+import weakref
 import zlib
 from typing import Any
 from zlib import crc32
@@ -14,7 +15,8 @@ from zlib import crc32
 from . import digests, origins, sites
 
 MAX_KEPT = 65_536
-_bases: dict[tuple[int, str, int], int] = {}  # (id, type, length) of a dataset -> number in order of first sight
+_bases: dict[tuple[int, str, int], tuple[int, weakref.ref[Any] | None]] = {}  # (id, type, length) of a dataset -> number, and the dataset
+_num_bases = [0]
 EPOCH_WORDS = ("epoch", "seed", "round", "cycle", "shuffle")
 
 
@@ -119,8 +121,21 @@ def _number(value: Any) -> Any:
 
 
 def number_of(dataset: Any) -> int:
-    """Datasets by order of first sight; a base dataset is numbered too (see `_subset`)."""
-    return _bases.setdefault((id(dataset), type(dataset).__name__, length(dataset)), len(_bases))
+    """Datasets by order of first sight; a base dataset is numbered too (see `_subset`). A new one may lie where one lay that is gone, on one rank and
+    not on another; of what takes no weak reference, a list, that is not known."""
+    key = (id(dataset), type(dataset).__name__, length(dataset))
+    number, known = _bases.get(key, (-1, None))
+    if number < 0 or (known is not None and known() is not dataset):
+        number, _num_bases[0] = _num_bases[0], _num_bases[0] + 1
+        _bases[key] = (number, _weakly(dataset))
+    return number
+
+
+def _weakly(dataset: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(dataset)
+    except TypeError:
+        return None
 
 
 def length(thing: Any) -> int:
