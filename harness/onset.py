@@ -6,10 +6,11 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import replace
 
+from harness.assembly import assemble
 from harness.checks.engine import judge
 from harness.model import Ending, Plan
 from harness.probe import protocol
-from harness.record import Recording, assemble
+from harness.record import Recording
 from harness.replay import provisional_codes
 
 

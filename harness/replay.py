@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import attempt, errors, rundir, suppress, worlds
+from harness.assembly import assemble
 from harness.errors import UsageError
 from harness.model import Ending, Finding, Plan, RankExit, Scheduler, Severity, Verdict
 from harness.probe import protocol
-from harness.record import Run, assemble, load_recordings
+from harness.record import Run, load_recordings
 from harness.report import figures
 from harness.report.verdict import exit_code
 from harness.suppress import Comment, Silenced

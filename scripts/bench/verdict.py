@@ -67,9 +67,10 @@ def multiply(real: Path, rec: Path) -> None:
 
 def verdict(rec: Path) -> None:
     """In a process of its own, so that its peak is the reading's and the judging's."""
+    from harness.assembly import assemble
     from harness.checks.engine import judge
     from harness.model import Ending, Plan, RankExit, Scenario
-    from harness.record import assemble, load_recordings
+    from harness.record import load_recordings
 
     begun = time.perf_counter()
     recordings = load_recordings(rec)

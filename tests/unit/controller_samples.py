@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.assembly import assemble
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.model import Ending, Finding, Header, Outcome, OutcomeKind, Plan, RankExit, Scenario, Severity, Where
 from harness.probe import protocol
-from harness.record import Recording, Run, assemble, parse_events
+from harness.record import Recording, Run, parse_events
 
 T0 = 1_700_000_000_000_000_000
 GOLDEN = Path(__file__).parents[1] / "golden"

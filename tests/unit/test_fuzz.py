@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 
 from harness import catalog, replay, rundir
 from harness import settings as our_settings
+from harness.assembly import assemble
 from harness.cli import run_cli
 from harness.doctor import torch_child
 from harness.errors import UsageError
 from harness.model import Ending, OutcomeKind, Plan, RankExit, Scenario
 from harness.probe import protocol
-from harness.record import Run, assemble, load_recordings
+from harness.record import Run, load_recordings
 from harness.replay import Judging
 from harness.report import console, junit
 from harness.report import json as report_json

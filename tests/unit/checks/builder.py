@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from harness.assembly import assemble
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.model import Ending, Finding, Plan, RankExit, Scenario
 from harness.probe import protocol
-from harness.record import Event, Recording, Run, assemble
+from harness.record import Event, Recording, Run
 
 _clock = [1_000_000_000]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from builder import event, findings, recording, row
 
+from harness.assembly import assemble
 from harness.checks.base import Check
 from harness.checks.registry import all_checks
 from harness.model import Plan, Scenario, Severity
 from harness.probe import protocol
-from harness.record import Event, Recording, assemble
+from harness.record import Event, Recording
 
 PLAN = Plan("x", Scenario("x", "train.py"), (), 2)
 CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
