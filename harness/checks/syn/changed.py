@@ -8,7 +8,7 @@ from typing import ClassVar
 from harness.checks.base import Check
 from harness.checks.syn import replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Run, texts
 
 
 class ChangedAfterWrap(Check):
@@ -20,15 +20,16 @@ class ChangedAfterWrap(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         facts = replicas.require(run, ddp=True)
-        hits = [(rank, e) for what in self.were for rank, e in replicas.changes(run, what)]
-        names = list(hits[0][1]["names"] or []) if hits else []
         parted = {n for p in facts.partings.values() for n in p.grad_names}
-        if not hits or not (replicas.reduction_failed(run) or parted & set(names) or replicas.has_unnamed(parted, names)):
-            return
-        yield self.finding(
-            f"{len(names)} parameters were {self.were[str(hits[0][1]['what'])]}",
-            where=hits[0][1].where,
-            ranks=replicas.rank_list([r for r, _ in hits]),
-            notes=[replicas.listed(names), *replicas.failure_note(run)],
-            help="wrap the model after this change (construct DDP again), or make the change before wrapping",
-        )
+        for what, done in self.were.items():
+            hits = replicas.changes(run, what)
+            names = list(dict.fromkeys(n for _, e in hits for n in texts(e["names"])))  # of layers made one by one as well, in each rank's order
+            if hits and (replicas.reduction_failed(run) or parted & set(names) or replicas.has_unnamed(parted, names)):
+                yield self.finding(
+                    f"{len(names)} parameters were {done}",
+                    where=hits[0][1].where,
+                    ranks=replicas.rank_list([r for r, _ in hits]),
+                    notes=[replicas.listed(names), *replicas.failure_note(run)],
+                    help="wrap the model after this change (construct DDP again), or make the change before wrapping",
+                )
+                return

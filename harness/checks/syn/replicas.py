@@ -190,7 +190,9 @@ def _name(facts: Replicas, parting: Parting) -> None:
             if any(c is None for c in columns):
                 continue
             tables = [_by_name(r.param_names(parting.opt, key), c[which]) for r, c in zip(run.present, columns, strict=True) if c is not None]
-            return tuple(n for n in tables[0] if all(n in t for t in tables) and len({t[n] for t in tables}) > 1)
+            found = tuple(n for n in tables[0] if all(n in t for t in tables) and len({t[n] for t in tables}) > 1)
+            if found or all(t.keys() == tables[0].keys() for t in tables):
+                return found  # else each rank holds parameters that the others may come to hold later: layers made at their first use
         return ()
 
     parting.grad_names = differing(0, parting.grad_step)
