@@ -78,7 +78,6 @@ _NUMBERS = (
     ("num_graphs", "I"),  # autograd graphs of earlier losses or outputs that are still alive
     ("sched", "i"),  # lr scheduler steps so far
     ("loss", "d"),  # the scalar backward() was called on (last one before the step); nan: none
-    ("loss_sum", "d"),  # sum over the backwards since the last step
     ("lr", "d"),  # of the first group, at the step
     ("scale", "d"),  # GradScaler scale; 0: none
     ("grad_norm", "d"),  # norm returned by the last clip_grad_norm_ since the last step; nan: none
@@ -144,7 +143,6 @@ class Row(NamedTuple):
     num_graphs: int
     sched: int
     loss: float
-    loss_sum: float
     lr: float
     scale: float
     grad_norm: float

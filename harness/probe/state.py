@@ -26,7 +26,6 @@ class SinceStep:
     python_seq = 0
     data_s = coll_s = backward_s = 0.0
     first_sync = 0.0  # perf_counter at the first collective or backward; 0: none yet
-    loss_sum = 0.0
     grad_norm = float("nan")
     scale = 0.0
     queue = 0.0  # run queue seconds of the process when the last step ended

@@ -29,7 +29,7 @@ def make_plan(**changes: Any) -> Plan:
 def make_row(step: int, **fields: Any) -> bytes:
     values: dict[str, Any] = dict.fromkeys(protocol.ROW_FIELDS, 0)
     values.update(
-        step=step, t_ns=T0 + step * 10_000_000, loss=2.0 - 0.01 * step, loss_sum=2.0 - 0.01 * step, grad_norm=float("nan"), lr=0.1, seq=-1,
+        step=step, t_ns=T0 + step * 10_000_000, loss=2.0 - 0.01 * step, grad_norm=float("nan"), lr=0.1, seq=-1,
         wall_s=0.010, data_s=0.001, num_samples=32, num_batches=1, rss_bytes=300 * 2**20,
     )  # fmt: skip
     values.update(fields)

@@ -320,7 +320,7 @@ def write_row(
             grad, param, full, none, train, hyper, since.index, since.batch, since.coll, ddp.buffer_digest(step), rng.digest(step),
             mix(since.draws, rng.python_digest(step)) if since.draws or step < 64 else 0,
             step & 0xFFFFFFFF, opt & 0xFFFF, flags, time.time_ns(), seq(), since.num_coll, since.num_reduce, since.num_backward, since.num_forward,
-            since.num_batches, since.num_samples, S.graphs_alive, S.sched_steps, math.nan if loss is None else loss, since.loss_sum, lr, since.scale,
+            since.num_batches, since.num_samples, S.graphs_alive, S.sched_steps, math.nan if loss is None else loss, lr, since.scale,
             since.grad_norm, began - since.start, since.data_s, since.coll_s, since.backward_s, max(0.0, first - since.start),
             max(0.0, began - since.step_began) if since.step_began else 0.0, S.probe_s - _last_probe[0], waited - since.queue, since.self_queue,
             rss, alloc, reserved,
