@@ -23,7 +23,8 @@ Known limits
     files do not count. Which line allocates is a sample (10 a second), so the place is likely, not certain; where the training loop adds
     to one container only, that statement is named instead, and so is a `functools.lru_cache` without a bound that keeps tensors and was never
     hit. Advice only where a good part of what was gained is in deques with a bound that is not reached yet, or in blocks that were
-    allocated before (`np.zeros`) and are touched for the first time, such as a replay buffer's, or was freed and is kept by malloc.
+    allocated before (`np.zeros`) and are touched for the first time, such as a replay buffer's, or was freed and is kept by malloc. Advice too where
+    layers see ever new shapes, for each of which torch's library for CPUs prepares something and keeps it, and Python holds no more than before.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ WARN_RATE = 1000 * series.MB / 10_000  # bytes a step
 WARN_LEAST = 32 * series.MB  # a heap that settles: memory_growth without a probe gains 22 MB in 230 steps, and stops at 60 MB
 UNFILLED = 0.25  # of the growth, told once at a growth of 8, 32 and 128 MB: what a replay buffer holds by then
 FILLED, KEPT, HELD = 0.5, 0.5, 0.1  # of the growth by then: what is touched of old blocks, what malloc keeps, what the program holds
+NEW_SHAPES, MIN_CALLS, STORED = 0.3, 16, 0.15  # of the calls; calls; of the growth between the first look and the last
 WARM_UP = 0.2
 
 
@@ -68,11 +70,11 @@ class MemoryGrows(Check):
             w for e in recording.of("keepers")[-1:] if isinstance(e["statements"], list) for s in e["statements"] if (w := where_of(s))
         ]
         caches = _caches(recording)
-        if caches:
+        harmless = _harmless(recording, trend.growth)
+        if caches or harmless:
             added = []  # the cache grows by itself; what the loop adds to need not
         large = trend.growth >= WARN_GROWTH and trend.slope >= WARN_SLOPE
         strong = (trend.slope >= WARN_RATE or large) and trend.growth >= WARN_LEAST and _beyond_first_pass(recording)
-        harmless = _harmless(recording, trend.growth)
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
             where=caches[0][0] if caches else added[0] if len(added) == 1 else place,
@@ -113,7 +115,21 @@ def _harmless(recording: Recording, growth: float) -> list[str]:
         elif kept >= KEPT * grown and held <= HELD * grown:
             where = "between small blocks that live on (MALLOC_MMAP_THRESHOLD_=65536 avoids it)"
             told.append(f"{_size(kept)} of {_size(grown)} were freed again and are kept by malloc, {where}")
-    return told
+    return told or _by_new_shapes(recording)
+
+
+def _by_new_shapes(recording: Recording) -> list[str]:
+    """oneDNN keeps what it prepared for the last 1,024 shapes. Graphs that pile up hold tensors that Python does not know."""
+    looks = recording.of("keepers")
+    if len(looks) < 2 or recording.of("graphs") or recording.of("graphs_held") or not isinstance(shapes := looks[-1]["shapes"], list):
+        return []
+    (new, calls), more = shapes, number(looks[-1]["stored"]) - number(looks[0]["stored"])
+    if calls < MIN_CALLS or new < NEW_SHAPES * calls or more > STORED * (number(looks[-1]["grown"]) - number(looks[0]["grown"])):
+        return []
+    return [
+        f"{new} of {calls} calls brought a layer a shape that it had not seen: oneDNN keeps what it prepares for a shape, up to 1,024 of them "
+        f"(ONEDNN_PRIMITIVE_CACHE_CAPACITY), and Python holds {_size(max(0, more))} more; pad to a few lengths to have it end sooner"
+    ]
 
 
 def _caches(recording: Recording) -> list[tuple[Where, int]]:

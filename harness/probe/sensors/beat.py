@@ -11,7 +11,8 @@ Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[sit
 in); only while memory moves.
 Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
 container; caches [[site of the function, results kept]] of lru_caches that keep tensors and were never hit; unfilled_bytes (in deques whose
-bound is not reached yet); grown, and of that filled, held, kept (bytes, see heap.py).
+bound is not reached yet); grown, and of that filled, held, kept (bytes, see heap.py); stored (bytes that Python holds, see stored.py); shapes
+(see newshapes.py).
 Event "profile" (every minute of training and at the end): samples, lines [[site, samples in which the main thread was there, in no
 collective and no backward]], load (1 minute load average of the host).
 Event "oom_kills" (the kernel's counter has risen since this process began): scope ("cgroup" | "host"), num.
@@ -26,7 +27,7 @@ import threading
 import time
 from typing import Any
 
-from .. import conditions, heap, hitless, keepers, protocol, sites, unfilled
+from .. import conditions, heap, hitless, keepers, newshapes, protocol, sites, stored
 from ..arm import at_close
 from ..patching import before
 from ..state import S
@@ -173,8 +174,8 @@ class Beat:
             found = keepers.candidates(S.loss_site)
             caches = [[sites.as_json(site), num] for site, num in hitless.caches(S.steps)[:4]]
             told = [sites.as_json(s) for s in found[:8]]
-            parts = {"grown": now_bytes - self.base_bytes, **heap.since(self.base_heap)}
-            self.recorder.event("keepers", S.loss_site, statements=told, caches=caches, unfilled_bytes=unfilled.held_bytes(), **parts)
+            parts = {"grown": now_bytes - self.base_bytes, **heap.since(self.base_heap), "shapes": newshapes.count()}
+            self.recorder.event("keepers", S.loss_site, statements=told, caches=caches, **stored.look(), **parts)
 
     def tell(self) -> None:
         samples, self.samples = self.samples, []

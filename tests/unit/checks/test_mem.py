@@ -137,11 +137,31 @@ def test_memory_that_nobody_holds_or_that_was_there_is_no_leak(parts: dict[str, 
 
 def test_only_deques_that_have_room_count() -> None:
     def held(maxlen: int | None) -> int:
-        before = unfilled.held_bytes()
         kept = deque(((torch.zeros(256), i, {"next": torch.zeros(256)}) for i in range(50)), maxlen=maxlen)
-        return unfilled.held_bytes() - before if kept else 0
+        return unfilled.held_bytes([kept, [torch.zeros(256)] * 50])
 
     assert [held(1000), held(50), held(None)] == [50 * 2048, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "stored", "graphs", "severity"),
+    [
+        ([60, 90], 1, 0, Severity.ADVICE),
+        ([10, 90], 1, 0, Severity.WARNING),  # the same few lengths
+        ([6, 9], 1, 0, Severity.WARNING),  # too few to tell
+        ([60, 90], 12, 0, Severity.WARNING),  # kept by the script
+        ([60, 90], 1, 9, Severity.WARNING),  # kept by the script, with their graphs
+    ],
+)
+def test_layers_that_see_ever_new_shapes_fill_a_cache_of_torchs(shapes: list[int], stored: int, graphs: int, severity: Severity) -> None:
+    parts = {"statements": [site(44, "losses.append(loss)")], "filled": 0, "held": 20 * MB, "kept": 12 * MB}
+    looks = [
+        event("keepers", s=20, stored=5 * MB, grown=8 * MB, shapes=[0, 0], **parts),
+        event("keepers", s=60, stored=(5 + stored) * MB, grown=32 * MB, shapes=shapes, **parts),
+    ]
+    kept = [event("graphs", line=31, alive=graphs, mode="train", keeper=None)] * (graphs > 0)
+    (found,) = findings(MemoryGrows, run([resident(lambda s: 0.6 * MB * s, events=(*looks, *kept))]))
+    assert found.severity is severity and ("oneDNN" in "".join(found.notes)) == (severity is Severity.ADVICE)
 
 
 def test_a_cache_that_is_never_hit_is_named() -> None:
