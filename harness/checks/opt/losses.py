@@ -24,7 +24,7 @@ class Point:
 
 
 def of_step(step: Step) -> Point | None:
-    """None where no backward ran before this step. Of several backwards (accumulation) their sum counts."""
+    """None where no backward ran before this step. Of several backwards (accumulation) the last counts."""
     num_backward, loss, samples = step.number("num_backward"), step.number("loss"), step.number("num_samples")
     kinds = set(num_backward)
     if kinds == {0}:
@@ -34,8 +34,6 @@ def of_step(step: Step) -> Point | None:
         total = sum(map(operator.mul, loss, samples))
         if math.isfinite(total):
             return Point(step.index, step.number("opt")[-1], total / weight, len(loss))
-    if max(num_backward) > 1:
-        loss = [s if n > 1 and s else v for n, s, v in zip(num_backward, step.number("loss_sum"), loss, strict=True)]
     weights = [max(1, n) if b else 0 for n, b in zip(samples, num_backward, strict=True)]
     if not all_finite(loss):
         weights = [0 if math.isnan(v) and not f & protocol.FLAG_LOSS_NOT_FINITE else w for v, f, w in zip(loss, step.number("flags"), weights, strict=True)]

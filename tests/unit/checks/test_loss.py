@@ -66,6 +66,12 @@ def test_a_flat_loss_is_advice_and_an_error_where_it_was_declared_to_fall() -> N
     assert found.severity is Severity.ERROR and found.where and found.where.line == 9
 
 
+@pytest.mark.parametrize("num_backward", [1, 4])
+def test_the_last_of_several_backwards_counts(num_backward: int) -> None:
+    assert findings(LossDoesNotFall, losses(noisy(2.3, 0.3, 0.01), num_backward=num_backward)) == []
+    assert len(findings(LossDoesNotFall, losses(noisy(2.3, 2.3, 0.001), num_backward=num_backward))) == 1
+
+
 def test_a_loss_of_exactly_zero_from_the_first_step_on() -> None:
     (found,) = findings(LossDoesNotFall, losses([0.0] * 30))
     assert found.severity is Severity.WARNING and found.where and found.where.line == 9
