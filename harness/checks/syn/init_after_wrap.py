@@ -40,12 +40,9 @@ class InitAfterWrap(Check):
         if in_hooks.updates(run):
             raise NotApplicable("parameters are updated inside of the first backward")
         for opt, parting in facts.partings.items():
-            columns = replicas.initial(run, opt)
-            names = facts.params_event(opt)
-            if len(set(columns)) < 2 or names is None:
-                continue
+            tables = replicas.initial_by_name(run, opt)
             wrapped = facts.ddp_names(opt)
-            wrong = [n for i, n in enumerate(names["names"] or ()) if n in wrapped and len({c[i] for c in columns if i < len(c)}) > 1]
+            wrong = [n for n in (tables[0] if tables else ()) if n in wrapped and len({t[n] for t in tables if n in t}) > 1]
             changed = {n for kind in ("added", "rebound") for _, e in replicas.changes(run, kind) for n in e["names"] or ()}
             wrong = [n for n in wrong if not any(n.endswith(c) for c in changed)]
             if wrong:

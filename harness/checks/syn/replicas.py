@@ -227,6 +227,12 @@ def initial(run: Run, opt: int) -> list[tuple[int, ...]]:
     return found
 
 
+def initial_by_name(run: Run, opt: int) -> list[dict[str, int]]:
+    """The same by name: ranks may hold tables of their own between what all have. Empty where a rank told none."""
+    told = [next((e for e in r.of("initial") if e["opt"] == opt), None) for r in run.present]
+    return [_by_name(r.param_names(opt, e.step), column) for r, e, column in zip(run.present, told, initial(run, opt), strict=False) if e is not None]
+
+
 def starts_equal(run: Run, opt: int) -> bool:
     columns = initial(run, opt)
     return len(columns) > 1 and len(set(columns)) == 1

@@ -36,7 +36,7 @@ class BatchSkipped(Check):
     code = "SYN119"
     name = "batch-skipped-on-one-rank"
     severity = Severity.ERROR
-    explains = ("DAT111", "EVL103", "HNG*", "LAU101", "LAU102", "SYN122", "SYN127", "OUT101")
+    explains = ("DAT111", "EVL103", "HNG*", "LAU101", "LAU102", "SYN122", "SYN123", "SYN127", "OUT101")
 
     def end(self, run: Run) -> Iterable[Finding]:
         left = left_out.of(run)

@@ -1,4 +1,4 @@
-"""SYN105 where layers come one by one, each rank's in an order of its own."""
+"""SYN105 and SYN125 where ranks hold parameters that others do not, so that the same name stands at another place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.checks.registry import all_checks
 from harness.probe import protocol
 from harness.record import Event, Run
 
-SYN105 = next(c for c in all_checks() if c.code == "SYN105")
+SYN105, SYN125 = (next(c for c in all_checks() if c.code == code) for code in ("SYN105", "SYN125"))
 WHOLE = 6  # step from which on every rank holds all four
 
 
@@ -49,3 +49,16 @@ def test_layers_that_come_one_by_one(differ: bool, met: bool, lines: list[int]) 
     found = findings(SYN105, made_at_first_use(differ=differ, met=met))
     assert [f.where and f.where.line for f in found] == lines
     assert not found or "2 parameters were added" in found[0].message
+
+
+@pytest.mark.parametrize(("top", "fires"), [((7, 7), False), ((7, 8), True)])
+def test_wrapped_parameters_behind_tables_of_each_ranks_own(top: tuple[int, int], fires: bool) -> None:
+    def told(rank: int) -> list[Event]:
+        tables = [f"table{i}" for i in range(3 - rank)]
+        names = [*tables, "bottom", "top"]
+        params = {"opt": 0, "kind": "SGD", "line": 22, "names": names, "numels": [1] * len(names), "owned": [True] * len(names)}
+        events = [event("params", ddp=[*[-1] * len(tables), 0, 0], requires_grad=[True] * len(names), **params)]
+        return [*events, event("initial", opt=0, each=[*(10 * rank + i for i in range(len(tables))), 5, top[rank]])]
+
+    made = two_ranks(each=by_rank(grad=(5, 55), param=(6, 66)), setup_of=lambda rank: [*setup(rank)[:3], *told(rank)])
+    assert [f.notes for f in findings(SYN125, made)] == ([("top",)] if fires else [])
