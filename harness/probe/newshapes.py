@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from . import digests
 from .patching import quiet
 from .state import S
 
@@ -28,7 +29,9 @@ def count() -> list[int]:
 
 def _look(module: Any, args: Any) -> None:
     if S.compiling or _calls[0] >= MAX_CALLS:
-        _hook.pop().remove()
-    elif args and "weight" in vars(module)["_parameters"] and (shape := getattr(args[0], "shape", None)) is not None:
+        for handle in _hook:  # another thread's forward may be here as well
+            handle.remove()
+        _hook.clear()
+    elif args and type(args[0]) is digests.tensor_kind() and "weight" in (vars(module).get("_parameters") or ()):
         _calls[0] += 1
-        _seen.add((id(module), tuple(shape)))
+        _seen.add((id(module), tuple(args[0].shape)))

@@ -6,6 +6,7 @@ import gc
 import operator
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -83,3 +84,19 @@ def test_shapes_that_a_layer_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> No
         layer(torch.zeros(num, 4))
     assert newshapes.count() == [7, 8]
     assert not newshapes._hook
+
+
+def test_modules_of_torchs_compiler_have_no_table_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = SimpleNamespace(disabled=False, errors=0)
+    monkeypatch.setattr(newshapes.S, "recorder", recorder)
+    monkeypatch.setattr(newshapes, "_seen", set())
+    monkeypatch.setattr(newshapes, "_calls", [0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4)))
+    newshapes.count()
+    scripted(torch.zeros(2, 4))
+    torch.nn.Linear(4, 4)(torch.zeros(2, 4))
+    assert recorder.errors == 0
+    assert newshapes.count() == [1, 1]
+    newshapes._hook.pop().remove()
