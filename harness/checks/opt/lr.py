@@ -58,7 +58,7 @@ class LrDiverges(Check):
                 f"ranks step with different hyper-parameters from step {at[0]} on: lr {', '.join(f'{v:.6g}' for v in lrs)}",
                 where=site or (event.where if event else None),
                 ranks=replicas.majority_out(lrs) or run.rank_ids,
-                notes=["gradients agree there"],
+                notes=["gradients agree there", *_followed_apart(run)],
                 help="drive the schedule by something all ranks share: the step count, or a metric that was all-reduced",
             )
             return
@@ -93,7 +93,10 @@ class LrDiverges(Check):
                     where=events[0].where,
                     ranks=run.rank_ids,
                     severity=Severity.WARNING,
-                    notes=[f"at step {events[0].step}; the learning rates are equal so far, and part when one rank's metric stands still first"],
+                    notes=[
+                        f"at step {events[0].step}; the learning rates are equal so far, and part when one rank's metric stands still first",
+                        *_left_on_one(run, events),
+                    ],
                     help="all-reduce the metric before the schedule is given it",
                 )
                 return
@@ -157,6 +160,23 @@ def _followed(run: Run) -> list[list[Event]]:
             tables.setdefault(key, []).append(events)
     found = [columns for columns in tables.values() if len(columns) == run.world_size > 1 and len({len(c) for c in columns}) == 1]
     return sorted((list(events) for columns in found for events in zip(*columns, strict=True)), key=lambda events: events[0].t_ns)
+
+
+def _followed_apart(run: Run) -> list[str]:
+    """What a schedule that follows a metric was given, the first time that it was not the same."""
+    events = next((events for events in _followed(run) if not _alike([float(e["metric"]) for e in events])), None)
+    if events is None:
+        return []
+    given = ", ".join(f"{float(e['metric']):.6g}" for e in events[:8])
+    return [f"at step {events[0].step} the schedule was given {given}", *_left_on_one(run, events)]
+
+
+def _left_on_one(run: Run, given: list[Event]) -> list[str]:
+    """The statement that made the metric, where that is a `reduce`: the collective called last before the schedule's step, on every rank."""
+    before = [[c for c in r.of("coll") if c.t_ns < e.t_ns and c.step == e.step] for r, e in zip(run.present, given, strict=True)]
+    last = [max(calls, key=lambda c: c.t_ns) for calls in before if calls]
+    where = last[0].where if len(last) == len(given) and all(c["op"] == "reduce" and not c["grad"] for c in last) else None
+    return [f"`reduce` leaves the result on one rank, the others keep their own: {where.place}: {where.text}; use all_reduce"] if where else []
 
 
 def _alike(values: list[float]) -> bool:

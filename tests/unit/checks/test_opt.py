@@ -236,6 +236,19 @@ def test_a_schedule_that_follows_a_metric_of_each_ranks_own() -> None:
     assert found.severity is Severity.WARNING and found.where is not None and found.where.line == 81
 
 
+@pytest.mark.parametrize("op", ["reduce", "all_reduce"])
+@pytest.mark.parametrize("parted", [True, False])
+def test_a_metric_that_was_reduced_to_one_rank(op: str, parted: bool) -> None:
+    def told(rank: int) -> list[Event]:
+        called = event("coll", line=79, op=op, numel=2, dtype="float32", grad=False, s=3)
+        return [called, event("scheduler", line=81, kind="ReduceLROnPlateau", metric=(0.1, 0.2)[rank], lr=0.1, s=3)]
+
+    (found,) = findings(the_check(lr), two_ranks(extra=told, each=by_rank(hyper=(10, 11)) if parted else by_rank()))
+    assert found.where is not None and found.where.line == 81
+    assert any("train.py:79" in note for note in found.notes) == (op == "reduce")
+    assert any("0.1, 0.2" in text for text in (found.message, *found.notes))
+
+
 @pytest.mark.parametrize(
     "healthy",
     [
