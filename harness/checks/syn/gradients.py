@@ -93,6 +93,12 @@ def written(run: Run, opt: int) -> tuple[list[int], float | None]:
     return (ranks, found.pop() if len(found) == 1 else None) if num >= 3 else ([], None)
 
 
+def made_by_hand(run: Run, opt: int) -> bool:
+    """Whether the gradients that every step of this optimizer takes are written by the script, on every rank: no backward made them, or others."""
+    told = [events for events in _columns(run) if int(events[0]["opt"] or 0) == opt]
+    return bool(told) and all(_synced(e) and all((e["local"] or {}).get(k) != v for k, v in _synced(e).items()) for events in told for e in events)
+
+
 def _factor(local: list[float], step: list[float]) -> float | None:
     """What the gradient was multiplied by; None where no one number explains it."""
     square = sum(a * a for a in local)

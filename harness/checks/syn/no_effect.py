@@ -1,4 +1,4 @@
-"""SYN130 sync-has-no-effect: gradients or parameters are reduced by hand, but the result is not written back
+"""SYN130 sync-has-no-effect: gradients or parameters are reduced by hand, but the result is not written back, or is changed behind it
 
 What it does
     In a job without DDP whose collectives carry exactly the model's gradients or parameters, asks whether gradients at the step,
@@ -17,7 +17,9 @@ Right
         grad.copy_(synced)
 
 Known limits
-    Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards.
+    Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards. A flat tensor may hold a few numbers beside
+    the gradients (a count, a loss). Where the gradients are no backward's (`torch.func`), or others at the step than behind it, on every rank, the
+    reduced values are taken to be written and changed afterwards (noise of the rank's own).
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run
+
+BESIDE = 16  # numbers that a flat tensor may hold beside the gradients, and no more than an eighth of them
 
 
 class SyncHasNoEffect(Check):
@@ -44,7 +48,7 @@ class SyncHasNoEffect(Check):
         for opt, parting in sorted(facts.partings.items()):
             event = facts.params_event(opt)
             numels = [n for n in (event["numels"] if event else None) or () if isinstance(n, int)]
-            carrying = replicas.carrying(run, numels)
+            carrying = replicas.carrying(run, numels, min(BESIDE, sum(numels) // 8))
             if not carrying or parting.steps < 2 or parting.num_grad < parting.steps or parting.num_param < parting.steps:
                 continue
             if not _at_most_steps(run, opt, {e.step for e in carrying}):
@@ -55,18 +59,30 @@ class SyncHasNoEffect(Check):
             if 1 < len(groups) < run.world_size and carrying[0]["world"] is False:
                 yield self._over_a_part(run, carrying[0], groups)
                 return
-            yield self.finding(
-                f"{carrying[0]['op']} carries the model's gradients or parameters, but neither agree between ranks "
-                "at the step: the result is not written back, or comes after the step",
-                where=carrying[0].where,
-                ranks=run.rank_ids,
-                notes=[
-                    f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} "
-                    f"collectives on rank 0 carried {sum(numels)} elements"
-                ],
-                help="reduce between backward() and step(), and copy the reduced values back in place: `p.grad.copy_(synced)`",
-            )
+            seen = f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} collectives on rank 0 carried {sum(numels)} elements"
+            yield self._in_vain(run, carrying[0], seen, written=gradients.made_by_hand(run, opt))
             return
+
+    def _in_vain(self, run: Run, call: Event, seen: str, *, written: bool) -> Finding:
+        why, way = (
+            (
+                "each rank changes what was averaged by itself (noise of its own, a factor, a mask), or the step takes something else",
+                "what is done to averaged gradients must be the same on every rank: add noise before the reduction, or draw it from a generator that is "
+                "seeded alike on all ranks",
+            )
+            if written
+            else (
+                "the result is not written back, or comes after the step",
+                "reduce between backward() and step(), and copy the reduced values back in place: `p.grad.copy_(synced)`",
+            )
+        )
+        return self.finding(
+            f"{call['op']} carries the model's gradients or parameters, but neither agree between ranks at the step: {why}",
+            where=call.where,
+            ranks=run.rank_ids,
+            notes=[seen],
+            help=way,
+        )
 
     def _wrapped_over_a_part(self, run: Run, facts: replicas.Replicas) -> Iterable[Finding]:
         """DDP over groups of ranks that start with one model; groups with models of their own never come here (regime.py)."""

@@ -367,8 +367,8 @@ def final_names(run: Run) -> list[str]:
     return [n for n in tables[0] if len({t.get(n) for t in tables}) > 1]
 
 
-def carrying(run: Run, numels: Sequence[int]) -> list[Event]:
-    """Reductions on the first rank that carry all parameters at once, or each of them in turn."""
+def carrying(run: Run, numels: Sequence[int], beside: int = 0) -> list[Event]:
+    """Reductions on the first rank that carry all parameters at once, with at most so many numbers more in the same tensor, or each of them in turn."""
     if not numels or not run.present:
         return []
     reductions = [
@@ -376,7 +376,7 @@ def carrying(run: Run, numels: Sequence[int]) -> list[Event]:
         for e in run.present[0].of("coll")
         if e["op"] in ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "broadcast") and e.step >= 1
     ]
-    whole = [e for e in reductions if e["numel"] == sum(numels)]
+    whole = [e for e in reductions if 0 <= number(e["numel"]) - sum(numels) <= beside]
     if whole:
         return whole
     seen = {e["numel"] for e in reductions}

@@ -84,3 +84,33 @@ def test_an_update_by_hand_is_not_said_to_have_equal_gradients() -> None:
     assert findings(CHECKS["OPT111"], made) == []
     (found,) = findings(CHECKS["SYN127"], made)
     assert "gradients that are not read" in found.notes[0]
+
+
+def averaged_then_changed(numel: int, *, backward: bool, kept: bool = False) -> Run:
+    """A flat gradient of 40 numbers is reduced at each step and differs at all of them; `kept`: the step takes what the backward left."""
+    def extra(rank: int) -> list[Event]:
+        own = {"0": [1.0 + rank], "1": [2.0 + rank]}
+        taken = own if kept else {"0": [4.0 + rank], "1": [5.0 + rank]}
+        told = {"opt": 0, "names": {}, "local": own if backward else {}, "synced": taken, "at_step": taken}
+        calls = [event("coll", line=54, s=s, op="all_reduce", numel=numel, dtype="float32", grad=False, world=True) for s in range(12)]
+        return [*calls, *(event("gradients", s=s, **told) for s in range(6))]
+
+    return two_ranks(ddp=False, each=by_rank(grad=(5, 55), param=(6, 66)), wrong={"grad": (0, 1, 2, 3), "param": (0, 1, 2, 3)}, extra=extra)
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("numel", [40, 41, 45])
+def test_gradients_that_each_rank_changes_behind_their_average(numel: int, backward: bool) -> None:
+    (found,) = findings(CHECKS["SYN130"], averaged_then_changed(numel, backward=backward))
+    assert "changes what was averaged by itself" in found.message and found.where is not None and found.where.line == 54
+    assert "seeded alike" in found.help
+
+
+def test_a_result_that_nobody_writes_back_is_called_that() -> None:
+    (found,) = findings(CHECKS["SYN130"], averaged_then_changed(41, backward=True, kept=True))
+    assert "not written back" in found.message and "copy_" in found.help
+
+
+@pytest.mark.parametrize("numel", [39, 46])
+def test_a_tensor_of_another_size_carries_no_gradients(numel: int) -> None:
+    assert findings(CHECKS["SYN130"], averaged_then_changed(numel, backward=False)) == []
