@@ -1,13 +1,15 @@
-"""SYN117 clip-before-sync: gradients are clipped before they are averaged
+"""SYN117 clip-before-sync: gradients are clipped before they are averaged, or by the norm of one rank's shard
 
 What it does
     Compares the norms that clip_grad_norm_ returned at the same step on all ranks, where the gradients at the step are equal. An error where a
     norm was above the limit, so that it was clipped; advice where none was so far. Looks into hooks on parameters (`p.register_hook`) as well: they
     see the rank's own gradient, and one that brings the ranks' different gradients to the same norm clips before DDP averages.
+    Where gradients are sharded (DTensor: `fully_shard`, tensor parallelism), compares the factor that the script multiplies each rank's shard by.
 
 Why it is bad
     Each rank clips by the norm of its own gradient; the mean of clipped gradients is not the clipped mean. The parameters stay
-    equal, so nothing else shows it.
+    equal, so nothing else shows it. A shard's norm is not the norm of the gradient: the parts of one gradient are shortened by different factors, and
+    it points elsewhere.
 
 Wrong
     loss.backward()
@@ -22,7 +24,8 @@ Right
 Known limits
     Needs two steps whose norms differ. A hook that multiplies by a constant, a mask or the rank's share of the batch is healthy; one that clamps
     element by element is not judged. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is healthy. Where a statement clips what
-    another optimizer steps than the next one, only the first 200 calls are looked at.
+    another optimizer steps than the next one, only the first 200 calls are looked at. Of shards, up to eight a rank are looked at in the first six
+    steps; where no one factor explains what became of one (noise, an element-wise clamp), nothing is said.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import clips, replicas
+from harness.checks.syn import clips, replicas, shard_scales
 from harness.model import Finding, Severity
 from harness.record import Event, Run
 
@@ -43,6 +46,9 @@ class ClipBeforeSync(Check):
     severity = Severity.ERROR
 
     def end(self, run: Run) -> Iterable[Finding]:
+        if (parts := shard_scales.find(run)) is not None:
+            yield self._of_shards(parts)
+            return
         replicas.require(run)
         told = [e for _, e in run.events("clip")]
         if (by_hook := _hooked(run)) is not None:
@@ -64,6 +70,17 @@ class ClipBeforeSync(Check):
                 help="average the gradients first, then clip",
                 severity=None if clipped else Severity.ADVICE,
             )
+
+    def _of_shards(self, parts: shard_scales.Apart) -> Finding:
+        factors = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in parts.factors[:8])
+        return self.finding(
+            "each rank multiplies its shards of the gradients by a factor of its own: they are parts of one gradient",
+            where=parts.where,
+            ranks=tuple(rank for rank, _ in parts.factors),
+            notes=[f"`{parts.name}` at step {parts.step}: {factors}; {parts.num_steps} steps of those that were looked at"],
+            help="the norm of a shard is no norm of the gradient: all-reduce the sum of the squares before its root is taken, or call "
+            "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which does so for DTensors",
+        )
 
 
 @dataclass(frozen=True)
