@@ -43,6 +43,7 @@ MAX_WEIGHTS = 1000  # parameters of a load whose values are looked at
 MAX_READ = 40  # state_dict() calls of one line that are told: at which steps the weights were kept
 MAX_SAME = 8  # clean loads from one line that are told in full; a loop that syncs two models at every step makes thousands
 at_read: list[Any] = []  # sensors that are told where the script reads out a model's state
+before_load: list[Any] = []  # sensors that are told of a load that is about to be made: (module, state dict, site)
 at_loaded: list[Any] = []  # sensors that are told of a load that went well: (module, site, what the event says)
 _counts = {"state_dict": 0, "optimizer_state": 0}
 _told_at: dict[tuple[str, int], int] = {}  # clean events of a line so far
@@ -199,6 +200,8 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
     """Before the load, while what is given can still be told from what is there. About 2 us a tensor."""
     if not hasattr(state_dict, "keys"):
         return None
+    for ask in before_load:
+        ask(module, state_dict, site)
     own: dict[str, Any] = module.state_dict(keep_vars=True)
     given = {str(k): v for k, v in dict(state_dict).items()}
     tensors = [t for t in given.values() if hasattr(type(t), "data_ptr")]
