@@ -1,0 +1,88 @@
+"""Three spirals, judged every twenty steps with averaged weights."""
+import contextlib
+import copy
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+
+def spirals(n, seed):
+    g = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (n,), generator=g)
+    r = torch.rand(n, generator=g)
+    a = 4 * r + y * 2.0944 + 0.1 * torch.randn(n, generator=g)
+    return TensorDataset(torch.stack([r * a.cos(), r * a.sin()], 1), y)
+
+
+def build():
+    return nn.Sequential(nn.Linear(2, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 3))
+
+
+@torch.no_grad()
+def accuracy(net, loader):
+    net.eval()
+    counts = torch.zeros(2)
+    for x, y in loader:
+        counts += torch.stack([(net(x).argmax(1) == y).sum(), torch.tensor(len(y))])
+    net.train()
+    dist.all_reduce(counts)
+    return (counts[0] / counts[1]).item()
+
+
+class Averaged:
+    def __init__(self, net, decay=0.9):
+        self.net, self.decay = net, decay
+        self.average = copy.deepcopy(net).requires_grad_(False)
+
+    @torch.no_grad()
+    def update(self):
+        for a, p in zip(self.average.parameters(), self.net.parameters()):
+            a.lerp_(p, 1 - self.decay)
+
+    @contextlib.contextmanager
+    def in_place(self):
+        trained = [p.detach().clone() for p in self.net.parameters()]
+        with torch.no_grad():
+            for p, a in zip(self.net.parameters(), self.average.parameters()):
+                p.data.copy_(a.data)
+        yield self.net
+
+
+def main(steps=120, every=20):
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(11)
+    net = build()
+    model = DDP(net)
+    opt = torch.optim.Adam(model.parameters(), lr=4e-3)
+    train, test = spirals(1024, 1), spirals(512, 2)
+    sampler = DistributedSampler(train, shuffle=True, seed=3)
+    loader = DataLoader(train, batch_size=64, sampler=sampler)
+    held_out = DataLoader(torch.utils.data.Subset(test, range(rank, len(test), world)), batch_size=128)
+    averaged = Averaged(net)
+    done, epoch = 0, 0
+    while done < steps:
+        sampler.set_epoch(epoch)
+        epoch += 1
+        for x, y in loader:
+            loss = F.cross_entropy(model(x), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            averaged.update()
+            done += 1
+            if done % every == 0:
+                with averaged.in_place() as judged:
+                    found = accuracy(judged, held_out)
+                if rank == 0:
+                    print(f"step {done}: {found:.3f}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
