@@ -71,6 +71,7 @@ def words(op: str) -> str:
         "ddp_init": "the constructor of DistributedDataParallel",
         "ddp_forward": "the forward of DistributedDataParallel",
         "backward": "backward (gradient all-reduce)",
+        "fsdp": "a collective of FSDP's own",
     }.get(op, op)
 
 
@@ -169,7 +170,7 @@ def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, dump: Se
         return Wait(rank, "ended", last[-1].where if last else None, step, syncs)
     failed = [e for e in recording.of(protocol.FAILURE) if blame.is_victim(e)]
     if failed:
-        return Wait(rank, str(failed[0]["op"] or ""), failed[0].where, step, syncs)
+        return Wait(rank, str(failed[0]["op"] or _inner(failed[0])), failed[0].where, step, syncs)
     noted = max((*recording.of("stall"), *recording.of(protocol.STACKS)), key=lambda e: e.t_ns, default=None)
     if noted is not None and noted["op"] is not None and noted.t_ns >= _last_moved(recording):
         return Wait(rank, str(noted["op"]), _place(noted), step, syncs)
@@ -188,6 +189,14 @@ def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, dump: Se
         op = {"pg": "init", "wrapping": "ddp_init"}.get(last[-1].kind, str(last[-1]["op"] or ""))
         return Wait(rank, op, last[-1].where, step, syncs)
     return Wait(rank, "", None, step, syncs)
+
+
+def _inner(failure: Event) -> str:
+    """The collective inside of torch that a victim was in: no call of the script's."""
+    if "/fsdp/" in str(failure["trace"] or ""):
+        return "fsdp"
+    inner = str(failure["inner"] or "")
+    return NAMES.get(inner, inner) if inner in WAITING_FUNCTIONS else ""
 
 
 def _syncs(recording: Recording) -> int:
@@ -271,4 +280,4 @@ def odd_one_out(found: Sequence[Wait]) -> Wait:
     counts: dict[tuple[str, str], int] = {}
     for wait in found:
         counts[(wait.op, wait.place)] = counts.get((wait.op, wait.place), 0) + 1
-    return min(found, key=lambda w: (counts[(w.op, w.place)], w.op in ("backward", "ddp_forward", "ended", ""), w.rank))
+    return min(found, key=lambda w: (counts[(w.op, w.place)], w.op in ("backward", "ddp_forward", "fsdp", "ended", ""), w.rank))

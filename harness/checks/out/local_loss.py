@@ -18,7 +18,7 @@ Right
         print(f"loss {loss_sum.item() / world_size:.4f}")
 
 Known limits
-    Advice. Averages that the script computes itself over a shard are not recognised here.
+    Advice. Averages that the script computes itself over a shard are not recognised here. A line that shows every rank's loss is healthy.
 """
 
 from __future__ import annotations
@@ -91,12 +91,17 @@ def _hits(run: Run, group: list[tuple[int, Event]]) -> list[Hit]:
         form = " ".join(lines.mask(text).split())
         for place, (value, half) in enumerate(shown):
             near = [step for step in known if abs(value - step.mine) <= half * 1.01]
-            told = next((step for step in near if abs(step.mean - step.mine) > 4 * half), None)
+            told = next((step for step in near if abs(step.mean - step.mine) > 4 * half and not _all_shown(shown, step.others)), None)
             if told is not None:
                 hits.setdefault((form, place), []).append((rank, event, (told.mine, told.others)))
             others[form, place] += not near and any(step.alone for step in known)
     usual = [found for key, found in hits.items() if len(found) >= USUAL * (len(found) + others[key])]
     return sorted((hit for found in usual for hit in found), key=lambda hit: hit[1].t_ns)
+
+
+def _all_shown(shown: list[tuple[float, float]], others: list[float]) -> bool:
+    """Whether the line shows the other ranks' losses as well: they were gathered."""
+    return all(any(abs(value - loss) <= half * 1.01 for value, half in shown) for loss in others)
 
 
 def _step(run: Run, rank: int, step: int) -> Step | None:

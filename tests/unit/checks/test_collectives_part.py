@@ -55,6 +55,17 @@ def test_calls_that_do_not_fit_are_named_where_gloo_aborts() -> None:
     assert [f.code for f in judge(of)[1]] == ["OUT101"]  # one cause, one finding: rank 0 never came to that call
 
 
+def test_a_collective_inside_of_a_forward_is_named_by_its_trace() -> None:
+    trace = '  File "/x/site-packages/torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", line 119, in __call__\n'
+    of = aborted([lost("", 54, trace=trace, inner="all_gather_single")], [coll(94, s=2)], log=dump("gather_object", 94))
+    (found,) = findings(CollectivesDoNotMatch, of)
+    assert "rank 0 waits in a collective of FSDP's own (train.py:54); rank 1 waits in gather_object (train.py:94)" in found.message
+    assert found.where is not None and found.where.line == 94
+    inner = aborted([lost("", 54, trace="", inner="broadcast")], [coll(94, s=2)], log=dump("gather_object", 94))
+    assert ["rank 0 waits in broadcast (train.py:54)" in f.message for f in findings(CollectivesDoNotMatch, inner)] == [True]
+    assert findings(CollectivesDoNotMatch, aborted([lost("", 54, trace="", inner="fit")], [coll(94, s=2)], log=dump("gather_object", 94))) == []
+
+
 def test_a_rank_that_died_of_something_else_is_no_mismatch() -> None:
     log = dump("all_reduce", 30).replace(SAID, "Segmentation fault\n")
     assert findings(CollectivesDoNotMatch, aborted([lost("backward", 67)], [coll(30, s=2)], log=log)) == []

@@ -185,6 +185,15 @@ def test_mean_loss_is_healthy() -> None:
     assert findings(PrintsLocalLoss, both) == []
 
 
+def test_a_line_with_the_losses_of_all_ranks_is_healthy() -> None:
+    texts = ("net 0 loss 0.512 | net 1 loss 0.600", "net 0 loss 0.400 | net 1 loss 0.500")
+    said = [event("print", line=9, s=s, text=text, stream=1) for s, text in enumerate(texts, 1)]
+    both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
+    assert findings(PrintsLocalLoss, both) == []
+    three = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1), recording([], losses(0.7, 0.6), rank=2)])
+    assert len(findings(PrintsLocalLoss, three)) == 1  # the third one's is not shown
+
+
 @pytest.mark.parametrize(("backwards", "fires"), [(1, False), (2, True)])
 def test_a_reduced_loss_that_is_now_and_then_the_own_one(backwards: int, fires: bool) -> None:
     """Two of five lines show a number that is the loss of the last step as well; of several losses of a step it may be another one."""
