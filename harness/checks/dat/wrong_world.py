@@ -2,23 +2,27 @@
 
 What it does
     Compares `num_replicas` and `rank` of the distributed samplers of training passes with the process group, and with what the ranks' data
-    sets hold.
+    sets hold. Where ranks hold shares of one layer (tensor parallelism by DTensor), compares the copies that they hold of its other parameters at the
+    first and the ninth step: if they part, and the samplers deal these ranks different samples, an error.
 
 Why it is bad
     With too few replicas, or one rank number twice, ranks train on the same samples; with too many, or over data
-    that each rank has already cut its share from, part of the data is not seen.
+    that each rank has already cut its share from, part of the data is not seen. Ranks of a tensor-parallel group compute one output together: from
+    different samples they add up activations that do not belong to each other.
 
 Wrong
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
 
 Right
     sampler = DistributedSampler(dataset)      # asks the process group
+    sampler = DistributedSampler(dataset, num_replicas=mesh["dp"].size(), rank=mesh["dp"].get_local_rank())     # beside tensor parallelism
 
 Known limits
     Ranks that each hold data of their own may have a sampler for one replica: told by samples that no two ranks have in common. There, a
     sampler for all ranks shards a second time, unless the script may have drawn the samples at random, on each rank others: an error where a
     line cuts a share by rank, else a warning. Silent where
-    the model is not replicated over the whole world (tensor or pipeline parallel groups have samplers of their own size).
+    the model is not replicated over the whole world (tensor or pipeline parallel groups have samplers of their own size), but for copies of parameters
+    that part within a tensor-parallel group.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ import re
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.dat import passes, together
+from harness.checks.dat import mesh_copies, passes, together
 from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
@@ -43,6 +47,9 @@ class WrongWorld(Check):
     explains = ("DAT102", "DAT109", "DAT113", "DAT114", "EVL104")
 
     def end(self, run: Run) -> Iterable[Finding]:
+        if (found := self._in_one_team(run)) is not None:
+            yield found
+            return
         together.required(run)
         sampled = [p for p in passes.training(run) if p.distributed is not None]
         if not sampled:
@@ -67,6 +74,26 @@ class WrongWorld(Check):
             help="leave `num_replicas` and `rank` out, or pass `dist.get_world_size()` and `dist.get_rank()`",
         )
 
+    def _in_one_team(self, run: Run) -> Finding | None:
+        parted = mesh_copies.parted(run)
+        if parted is None:
+            return None
+        *ranks, name = parted
+        dealt = [next((p for p in passes.training(run) if p.rank == rank and p.distributed is not None), None) for rank in ranks]
+        one, other = dealt
+        if one is None or other is None or _replicas(one) != _replicas(other) or _rank(one) == _rank(other) or one.order == other.order:
+            return None
+        return self.finding(
+            f"ranks {ranks[0]} and {ranks[1]} hold shares of one layer, and their samplers deal them different samples",
+            where=one.made_sampler,
+            ranks=ranks,
+            notes=[
+                f"sampler by rank: rank {one.rank}: rank {_rank(one)} of {_replicas(one)}, rank {other.rank}: rank {_rank(other)} of {_replicas(other)}",
+                f"`{name}`, of which both hold a copy, was the same before the first step and is another one on each of them after eight",
+            ],
+            help='deal the data over the data-parallel dimension only: `num_replicas=mesh["dp"].size(), rank=mesh["dp"].get_local_rank()`; the ranks of a '
+            "tensor-parallel group read the same batch",
+        )
 
     def _twice(self, run: Run, sampled: list[Pass]) -> Iterable[Finding]:
         first = sampled[0]
