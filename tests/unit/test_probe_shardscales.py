@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.probe import factors
 from harness.probe.sensors import shardscales
 
 BEFORE = [1.0, -2.0, 0.0, 4.0]
 
 
-@pytest.mark.parametrize(("after", "factor"), [
+@pytest.mark.parametrize(("after", "expected"), [
     ([0.5, -1.0, 0.0, 2.0], 0.5),
     (BEFORE, 1.0),
     ([0.5, -1.0, 0.1, 2.0], None),  # noise
@@ -19,13 +20,13 @@ BEFORE = [1.0, -2.0, 0.0, 4.0]
     ([0.0] * 4, None),
     ([0.5, -1.0], None),
 ])  # fmt: skip
-def test_one_factor_or_none(after: list[float], factor: float | None) -> None:
-    found = shardscales._factor(BEFORE, after, shardscales.CLOSE)
-    assert found == pytest.approx(factor) if factor is not None else found is None
+def test_one_factor_or_none(after: list[float], expected: float | None) -> None:
+    found = factors.factor(BEFORE, after, shardscales.CLOSE)
+    assert found == pytest.approx(expected) if expected is not None else found is None
 
 
 def test_too_few_values_tell_nothing() -> None:
-    assert shardscales._factor([1.0, 0.0, 0.0, 2.0], [0.5, 0.0, 0.0, 1.0], shardscales.CLOSE) is None
+    assert factors.factor([1.0, 0.0, 0.0, 2.0], [0.5, 0.0, 0.0, 1.0], shardscales.CLOSE) is None
 
 
 def test_where_a_shard_of_a_gradient_is_read(tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ def _bare(run: Run, recording: Recording, load: files.Load) -> bool:
     """A file of this run's own without an optimizer, and an optimizer with momentum that begins anew."""
     own = _own_file(run, load) and _whole(recording, load) and set(load.groups.values()) <= {"tensor", "model", "number"}
     keeps = own and not _other_shapes(recording, load) and any(goes_on.keeps_moments(e) for e in recording.of("params"))
-    return keeps and _used(recording, load, "optimizer") and number(load.begin.step) > 0
+    elsewhere = any(e.step == load.begin.step for e in recording.of("load_optimizer"))  # its state lies in a file of its own
+    return keeps and not elsewhere and _used(recording, load, "optimizer") and number(load.begin.step) > 0
 
 
 def _other_shapes(recording: Recording, load: files.Load) -> bool:

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from .. import cuts, digests, marks, sites, sources, syntax
+from .. import cuts, digests, factors, marks, sites, sources, syntax
 from ..patching import contained
 from ..state import S
 from . import backward, steps
 
-NUM_STEPS, MAX_TENSORS, NUM_VALUES, LEAST_VALUES = 6, 8, 24, 3
+NUM_STEPS, MAX_TENSORS, NUM_VALUES = 6, 8, 24
 CLOSE = 1e-4  # of the norm of the samples
 _after: dict[int, dict[int, list[float]]] = {}  # id of an optimizer -> position of a parameter -> samples of its shard
 
@@ -48,7 +48,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     for i, grad, part in _shards(optimizer) if earlier else ():
         assert earlier is not None
         unit = float(_unit(part.dtype))
-        factor = _factor(earlier.get(i, []), _values(part), max(CLOSE, unit))
+        factor = factors.factor(earlier.get(i, []), _values(part), max(CLOSE, unit))
         if factor is not None:
             scales.append([witness.by_position[i], factor, unit, [int(r) for r in grad.device_mesh.mesh.flatten().tolist()]])
     if scales:
@@ -59,16 +59,6 @@ def _unit(dtype: Any) -> float:
     import torch
 
     return torch.finfo(dtype).eps
-
-
-def _factor(before: list[float], after: list[float], close: float) -> float | None:
-    """None where no one number explains the values, or too few tell."""
-    square = sum(a * a for a in before)
-    if len(before) != len(after) or sum(a != 0 for a in before) < LEAST_VALUES or not 0 < square < float("inf"):
-        return None
-    factor = sum(a * b for a, b in zip(before, after, strict=True)) / square
-    fits = all(abs(b - factor * a) <= close * abs(factor) * max(abs(a), close * square**0.5) for a, b in zip(before, after, strict=True))
-    return factor if fits and factor else None
 
 
 def _where() -> sites.Site:

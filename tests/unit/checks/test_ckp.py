@@ -478,18 +478,19 @@ def test_warm_start_from_an_older_run_is_advice() -> None:
     assert [f.severity for f in findings(ResumeIncomplete, older)] == [Severity.ADVICE]
 
 
-def transferred(width: int) -> Run:
+def transferred(width: int, *restored: Event) -> Run:
     """The file holds a head of ten classes; the model that trains from here on has one of `width`."""
     made = event("params", t=LATER, opt=1, kind="Adam", names=["fc.weight"], shapes=[[width, 4]], s=3)
     held = load(groups={"fc.weight": "tensor"}, tensors=["fc.weight"], shapes=[[10, 4]])
     taken = event("load_state", line=60, s=3, matched=4, total=4, error="", source=PATH)
     table = [row(n, opt=0 if n < 3 else 1, scale=0) for n in range(8)]
-    return run([recording([*save(groups={"fc.weight": "tensor"}), *held, taken, made], table)])
+    return run([recording([*save(groups={"fc.weight": "tensor"}), *held, taken, *restored, made], table)])
 
 
 def test_a_new_head_is_no_resume() -> None:
     assert [f.severity for f in findings(ResumeIncomplete, transferred(10))] == [Severity.ADVICE]
     assert findings(ResumeIncomplete, transferred(4)) == []
+    assert findings(ResumeIncomplete, transferred(10, event("load_optimizer", t=LATER, s=3))) == []  # from a file of its own
 
 
 def test_schedule_not_restored() -> None:
