@@ -33,9 +33,18 @@ def has_use(name: Name) -> bool:
     if not trees or len(cuts.user_files()) > MAX_FILES:
         return True
     if name.line == ATTRIBUTE:
+        if any(_reflects(node) for tree in trees for node in syntax.nodes(tree)):
+            return True  # read without being named
         return any(_is_used(_Asked(tree, name.name, True, False), tree) for tree in {*trees, *_with(name.name)})
     scope = trees[0] if name.line == EVERYWHERE else syntax.function_at(trees[0], name.line)
     return _is_used(_Asked(trees[0], name.name, False, True), scope)
+
+
+def _reflects(node: ast.AST) -> bool:
+    """Whether attributes are read by names that the source does not show: for a checkpoint, say."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("vars", "asdict", "getattr"):
+        return node.func.id != "getattr" or not (len(node.args) > 1 and isinstance(node.args[1], ast.Constant))
+    return isinstance(node, ast.Attribute) and node.attr in ("__dict__", "__getstate__", "asdict")
 
 
 def _is_used(asked: _Asked, scope: ast.AST) -> bool:

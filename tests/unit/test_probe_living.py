@@ -33,7 +33,11 @@ def test_what_is_held_by_deques_that_are_not_full() -> None:
     (lambda: [torch.zeros(250) for _ in range(40)], 40_000),
     (lambda: [np.zeros(125) for _ in range(40)], 40_000),
     (lambda: [(i, np.zeros(125)) for i in range(40)], 40_000),
-    (lambda: {i: [np.zeros(125)] for i in range(40)}, 0),  # values of a namespace need not be alike
+    (lambda: [{"x": np.zeros(125)} for _ in range(40)], 40_000),
+    (lambda: [SimpleNamespace(x=np.zeros(125)) for _ in range(40)], 40_000),
+    (lambda: [[0.5 * i + j for j in range(100)] for i in range(40)], 40 * 100 * 32),
+    (lambda: {i: [np.zeros(125)] for i in range(40)}, 40_000),
+    (lambda: {"name": "x", **{f"a{i}": np.zeros(125) for i in range(39)}}, 0),  # a namespace: its values are not alike
     (lambda: [torch.zeros(250, requires_grad=True) * 2 for _ in range(40)], 0),  # with their graphs
     (lambda: [torch.zeros(40, 250)[i] for i in range(1) for _ in range(40)], 40 * 40_000),
     (lambda: list(torch.zeros(40, 250)), 40_000),  # one storage

@@ -159,6 +159,18 @@ def test_what_comes_back_some_steps_later(loop: Loop) -> None:
     assert [(t["stays"], t["returned"]) for t in loop.told] == [(True, True)] * 3
 
 
+def test_a_snapshot_of_the_weights_is_no_average(loop: Loop) -> None:
+    for _ in range(3):
+        for _ in range(5):
+            loop.train(1, follow=False)
+            loop.mean = [m.copy_(p.detach()) for m, p in zip(loop.mean, loop.params, strict=True)]
+        loop.train(1, follow=False)
+        switch(loop)
+    loop.train(3, follow=False)
+    swappedin._close()
+    assert loop.told and not any(t["follows"] for t in loop.told)
+
+
 def test_weights_of_an_outer_loop_stand_still_between_writes(loop: Loop) -> None:
     for _ in range(3):
         loop.train(5, follow=False)

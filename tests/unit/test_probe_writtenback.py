@@ -67,6 +67,10 @@ ATTRIBUTES = {
     "torch.save(ema.stash, 'raw.pt')": True,
     "print(len(ema.stash))": True,
     "ema.stash.clear()": False,
+    "torch.save({k: v for k, v in ema.__dict__.items()}, 'raw.pt')": True,  # read by a name that is not written down
+    "torch.save(vars(ema), 'raw.pt')": True,
+    "torch.save(getattr(ema, field), 'raw.pt')": True,
+    "inner = getattr(net, 'module', net)": False,
 }
 
 

@@ -71,28 +71,32 @@ class MemoryGrows(Check):
         ]
         caches = _caches(recording)
         harmless = _harmless(recording, trend.growth)
+        shapes = [] if harmless else _by_new_shapes(recording)
         if caches or harmless:
             added = []  # the cache grows by itself; what the loop adds to need not
         large = trend.growth >= WARN_GROWTH and trend.slope >= WARN_SLOPE
         strong = (trend.slope >= WARN_RATE or large) and trend.growth >= WARN_LEAST and _beyond_first_pass(recording)
         yield self.finding(
             f"memory grows by {_size(trend.slope)} a step: {_size(trend.growth)} since the warm-up",
-            where=caches[0][0] if caches else added[0] if len(added) == 1 else place,
+            where=caches[0][0] if caches else added[0] if len(added) == 1 and not shapes else place,
             ranks=[rank for rank, _, _ in growing],
-            severity=None if strong and not harmless else Severity.ADVICE,
+            severity=None if strong and not (harmless or shapes) else Severity.ADVICE,
             notes=[
                 f"rank {rank}: slope {_size(trend.slope)} +- {_size(trend.error)} a step over {recording.num_rows} rows, "
                 f"{trend.rising} of {trend.num_blocks - 1} blocks higher than the one before",
                 *([f"{share:.0%} of the growth seen by sampling was at line {place.line}"] if place is not None else []),
                 *(f"the lru_cache of `{w.function}` keeps {num} results and was never hit: tensors hash by identity" for w, num in caches),
                 *harmless,
-                *([f"the loop adds to containers at lines {', '.join(str(w.line) for w in added)}"] if len(added) > 1 else []),
+                *shapes,
+                *([f"the loop adds to containers at lines {', '.join(str(w.line) for w in added)}"] if len(added) > (not shapes) else []),
             ],
-            help=_help(bool(caches), bool(harmless)),
+            help=_help(bool(caches), bool(harmless), bool(shapes)),
         )
 
 
-def _help(caches: bool, harmless: bool) -> str:
+def _help(caches: bool, harmless: bool, shapes: bool) -> str:
+    if shapes:
+        return "pad to a few lengths, or set ONEDNN_PRIMITIVE_CACHE_CAPACITY; where it goes on all the same, look for a container that is never emptied"
     if harmless:
         return "nothing to mend where that fits into memory: it ends by itself"
     if caches:
@@ -115,7 +119,7 @@ def _harmless(recording: Recording, growth: float) -> list[str]:
         elif kept >= KEPT * grown and held <= HELD * grown:
             where = "between small blocks that live on (MALLOC_MMAP_THRESHOLD_=65536 avoids it)"
             told.append(f"{_size(kept)} of {_size(grown)} were freed again and are kept by malloc, {where}")
-    return told or _by_new_shapes(recording)
+    return told
 
 
 def _by_new_shapes(recording: Recording) -> list[str]:
@@ -127,8 +131,8 @@ def _by_new_shapes(recording: Recording) -> list[str]:
     if calls < MIN_CALLS or new < NEW_SHAPES * calls or more > STORED * (number(looks[-1]["grown"]) - number(looks[0]["grown"])):
         return []
     return [
-        f"{new} of {calls} calls brought a layer a shape that it had not seen: oneDNN keeps what it prepares for a shape, up to 1,024 of them "
-        f"(ONEDNN_PRIMITIVE_CACHE_CAPACITY), and Python holds {_size(max(0, more))} more; pad to a few lengths to have it end sooner"
+        f"{new} of {calls} calls brought a layer a shape that it had not seen: oneDNN keeps what it prepares for a shape, up to 1,024 of them, "
+        f"and what Python is seen to hold has grown by {_size(max(0, more))}"
     ]
 
 

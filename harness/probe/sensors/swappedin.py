@@ -299,8 +299,9 @@ def _follow(watched: Watched, swap: Swap, param: Any) -> None:
         return
     values, last = digests.sampled(holder.detach()).tolist(), swap.values
     swap.values = values
-    if last and last != values:
-        watched.follows += averaged.approaches(last, values, digests.sampled(param.detach()).tolist())
+    live = digests.sampled(param.detach()).tolist()
+    if last and last != values and values != live:  # a copy of the weights is no average of them
+        watched.follows += averaged.approaches(last, values, live)
 
 
 def _conclude(watched: Watched) -> None:
