@@ -25,7 +25,9 @@ Known limits
     Needs two steps whose norms differ. A hook that multiplies by a constant, a mask or the rank's share of the batch is healthy; one that clamps
     element by element is not judged. A call without a limit (`max_norm=inf`, to log the norm) clips nothing, and is healthy. Where a statement clips what
     another optimizer steps than the next one, only the first 200 calls are looked at. Of shards, up to eight a rank are looked at in the first six
-    steps; where no one factor explains what became of one (noise, an element-wise clamp), nothing is said.
+    steps; where no one factor explains what became of one (noise, an element-wise clamp), or the ranks' factors keep their proportion over the steps
+    (rows that learn slower), nothing is said. Where each gradient has a factor of its own (layer by layer), or one alone was looked at, it is advice:
+    a shard may be whole rows that are meant to be scaled by themselves.
 """
 
 from __future__ import annotations
@@ -73,13 +75,17 @@ class ClipBeforeSync(Check):
 
     def _of_shards(self, parts: shard_scales.Apart) -> Finding:
         factors = ", ".join(f"{factor:.4g} on rank {rank}" for rank, factor in parts.factors[:8])
+        beside = "" if parts.whole else "; healthy where the rows that a rank holds belong together, as those of a head, and are meant to be scaled by themselves"
         return self.finding(
-            "each rank multiplies its shards of the gradients by a factor of its own: they are parts of one gradient",
+            "each rank multiplies its shards of the gradients by a factor of its own: they are parts of one gradient"
+            if parts.whole
+            else "each rank multiplies its shard of a gradient by a factor of its own, which is another for each gradient",
             where=parts.where,
             ranks=tuple(rank for rank, _ in parts.factors),
             notes=[f"`{parts.name}` at step {parts.step}: {factors}; {parts.num_steps} steps of those that were looked at"],
             help="the norm of a shard is no norm of the gradient: all-reduce the sum of the squares before its root is taken, or call "
-            "torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which does so for DTensors",
+            f"torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which does so for DTensors{beside}",
+            severity=None if parts.whole else Severity.ADVICE,
         )
 
 

@@ -94,9 +94,15 @@ def written(run: Run, opt: int) -> tuple[list[int], float | None]:
 
 
 def made_by_hand(run: Run, opt: int) -> bool:
-    """Whether the gradients that every step of this optimizer takes are written by the script, on every rank: no backward made them, or others."""
-    told = [events for events in _columns(run) if int(events[0]["opt"] or 0) == opt]
-    return bool(told) and all(_synced(e) and all((e["local"] or {}).get(k) != v for k, v in _synced(e).items()) for events in told for e in events)
+    """Whether the gradients that every step of this optimizer takes are written by the script, on every rank: no backward made them, or others. One that
+    a factor takes from the one to the other tells nothing: the script may have divided it before it was reduced."""
+    told = [event for events in _columns(run) if int(events[0]["opt"] or 0) == opt for event in events]
+    return bool(told) and all(_synced(e) and all((e["local"] or {}).get(k) != v for k, v in _synced(e).items()) and not _only_scaled(e) for e in told)
+
+
+def _only_scaled(event: Event) -> bool:
+    local = event["local"] or {}
+    return all(k in local and _factor(local[k], v) is not None for k, v in _synced(event).items())
 
 
 def _factor(local: list[float], step: list[float]) -> float | None:

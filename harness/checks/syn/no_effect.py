@@ -18,18 +18,21 @@ Right
 
 Known limits
     Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards. A flat tensor may hold a few numbers beside
-    the gradients (a count, a loss). Where the gradients are no backward's (`torch.func`), or others at the step than behind it, on every rank, the
-    reduced values are taken to be written and changed afterwards (noise of the rank's own).
+    the gradients (a count, a loss). Where the gradients are no backward's (`torch.func`), or others at the step than behind it (by more than a factor),
+    on every rank, the reduced values are taken to be written and changed afterwards (noise of the rank's own). Where the script also writes the
+    parameters between the steps, this is a warning, and advice where the reduction comes after the step: elastic averaging (EASGD) keeps the ranks apart
+    and reduces what moves their centre.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.record import Event, Run, number
 
 BESIDE = 16  # numbers that a flat tensor may hold beside the gradients, and no more than an eighth of them
 
@@ -60,8 +63,24 @@ class SyncHasNoEffect(Check):
                 yield self._over_a_part(run, carrying[0], groups)
                 return
             seen = f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} collectives on rank 0 carried {sum(numels)} elements"
-            yield self._in_vain(run, carrying[0], seen, written=gradients.made_by_hand(run, opt))
+            if regime.writes_parameters(run, opt):
+                yield self._beside_writes(run, carrying[0], seen, spent=_behind_the_step(run, carrying, numels))
+            else:
+                yield self._in_vain(run, carrying[0], seen, written=gradients.made_by_hand(run, opt))
             return
+
+    def _beside_writes(self, run: Run, call: Event, seen: str, *, spent: bool) -> Finding:
+        """`spent`: the gradients were used up by the time of the reduction."""
+        return self.finding(
+            f"{call['op']} carries as many numbers as the model has, and neither gradients nor parameters agree between ranks at the step; the script writes "
+            "the parameters between the steps",
+            where=call.where,
+            ranks=run.rank_ids,
+            notes=[seen],
+            help="healthy where the ranks are meant to stay apart and are only pulled to a common centre (elastic averaging): score and save the centre. "
+            "Where they are replicas, copy the reduced values back in place before step()",
+            severity=Severity.ADVICE if spent else Severity.WARNING,
+        )
 
     def _in_vain(self, run: Run, call: Event, seen: str, *, written: bool) -> Finding:
         why, way = (
@@ -117,6 +136,12 @@ def _agreeing_ranks(parting: replicas.Parting) -> list[list[int]]:
     for rank, row in enumerate(parting.first_rows):
         together.setdefault(row.grad, []).append(rank)
     return list(together.values())
+
+
+def _behind_the_step(run: Run, calls: Sequence[Event], numels: Sequence[int]) -> bool:
+    """Whether the reductions that carry this much all come after a step and before the next backward. Where nothing runs backward, nobody knows."""
+    carrying = [e for e in calls if number(e["numel"]) >= sum(numels) or e["numel"] in numels]
+    return any(run.present[0].column("num_backward")) and not any(e["graded"] or e["inside"] for e in carrying)
 
 
 def _at_most_steps(run: Run, opt: int, steps: set[int]) -> bool:

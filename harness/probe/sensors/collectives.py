@@ -1,8 +1,8 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
-(the default group), group_size (of another one), graded (of a message: after a backward, before its step), each (sizes, of a batch of
-messages), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
+(the default group), group_size (of another one), graded (of what may carry gradients: after a backward, before its step), each (sizes, of a batch
+of messages), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
 one), inside (called by autograd: from a hook, or an autograd.Function's backward), graphed (the tensor has a graph, a loss before its backward;
 at the first call of a statement its stack [site...]), zero (what is reduced is zero, by samples),
@@ -37,6 +37,7 @@ ROOT = {
     "gather_object": ("dst", 2), "scatter_object_list": ("src", 2),
 }  # fmt: skip
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+GRADED = protocol.POINT_TO_POINT | {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor"}
 FILLED = {"all_gather": ("tensor_list", 0), "gather": ("gather_list", 1), "all_to_all": ("output_tensor_list", 0)}
 
 
@@ -67,7 +68,8 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"aliased": True} if op in FILLED and _is_one_tensor(op, args, kwargs) else {}),
         **_group_of(args, kwargs),
         **({"hook": True} if S.in_hook else {}),
-        **(_of_message(op, args, kwargs) if op in protocol.POINT_TO_POINT else {}),
+        **({"graded": True} if since.num_backward and op in GRADED else {}),
+        **(_sizes(args, kwargs) if op == "batch_isend_irecv" else {}),
         **({"root": root} if op in ROOT and (root := _root(op, args, kwargs)) is not None else {}),
         **({"inside": True} if S.in_backward else {}),
         **({"graphed": _stack_of(site)} if graphed else {}),
@@ -133,13 +135,12 @@ def _root(op: str, args: Any, kwargs: Any) -> int | None:
     return given if isinstance(given, int) else None
 
 
-def _of_message(op: str, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Whether a backward came before it since the last step, and the sizes of a batch of messages."""
-    told: dict[str, Any] = {"graded": True} if S.since.num_backward else {}
-    if op == "batch_isend_irecv" and S.collectives < MAX_NAMED:
-        batch = kwargs.get("p2p_op_list", args[0] if args else ())
-        told["each"] = [int(one.tensor.numel()) for one in batch[:64] if getattr(one, "tensor", None) is not None]
-    return told
+def _sizes(args: Any, kwargs: Any) -> dict[str, Any]:
+    """Of a batch of messages."""
+    if S.collectives >= MAX_NAMED:
+        return {}
+    batch = kwargs.get("p2p_op_list", args[0] if args else ())
+    return {"each": [int(one.tensor.numel()) for one in batch[:64] if getattr(one, "tensor", None) is not None]}
 
 
 def _is_one_tensor(op: str, args: Any, kwargs: Any) -> bool:

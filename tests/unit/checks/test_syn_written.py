@@ -10,6 +10,7 @@ from replica_runs import by_rank, setup, two_ranks
 
 from harness.checks.base import Check
 from harness.checks.registry import all_checks
+from harness.model import Severity
 from harness.probe import protocol
 from harness.record import Event, Run
 
@@ -86,16 +87,18 @@ def test_an_update_by_hand_is_not_said_to_have_equal_gradients() -> None:
     assert "gradients that are not read" in found.notes[0]
 
 
-def averaged_then_changed(numel: int, *, backward: bool, kept: bool = False) -> Run:
-    """A flat gradient of 40 numbers is reduced at each step and differs at all of them; `kept`: the step takes what the backward left."""
+def averaged_then_changed(numel: int, *, backward: bool, kept: float | None = None, graded: bool = True, written: bool = False) -> Run:
+    """A flat gradient of 40 numbers is reduced at each step and differs at all of them; `kept`: the step takes what the backward left, times this.
+    `written`: the parameters are others before a step than behind the one before."""
     def extra(rank: int) -> list[Event]:
-        own = {"0": [1.0 + rank], "1": [2.0 + rank]}
-        taken = own if kept else {"0": [4.0 + rank], "1": [5.0 + rank]}
+        own = {"0": [1.0 + rank, 2.0, -1.0], "1": [2.0 + rank, 0.5, 3.0]}
+        taken = {"0": [4.0 + rank, 1.0, 2.0], "1": [5.0 + rank, 2.0, 2.0]} if kept is None else {k: [kept * x for x in v] for k, v in own.items()}
         told = {"opt": 0, "names": {}, "local": own if backward else {}, "synced": taken, "at_step": taken}
-        calls = [event("coll", line=54, s=s, op="all_reduce", numel=numel, dtype="float32", grad=False, world=True) for s in range(12)]
+        calls = [event("coll", line=54, s=s, op="all_reduce", numel=numel, dtype="float32", grad=False, world=True, graded=graded) for s in range(12)]
+        calls += [event("before", s=s, opt=0, digest=s + 70 * rank) for s in range(12) if written]
         return [*calls, *(event("gradients", s=s, **told) for s in range(6))]
 
-    return two_ranks(ddp=False, each=by_rank(grad=(5, 55), param=(6, 66)), wrong={"grad": (0, 1, 2, 3), "param": (0, 1, 2, 3)}, extra=extra)
+    return two_ranks(ddp=False, each=by_rank(grad=(5, 55), param=(6, 66), num_backward=(1, 1)), wrong={"grad": (0, 1, 2, 3), "param": (0, 1, 2, 3)}, extra=extra)
 
 
 @pytest.mark.parametrize("backward", [True, False])
@@ -106,9 +109,20 @@ def test_gradients_that_each_rank_changes_behind_their_average(numel: int, backw
     assert "seeded alike" in found.help
 
 
-def test_a_result_that_nobody_writes_back_is_called_that() -> None:
-    (found,) = findings(CHECKS["SYN130"], averaged_then_changed(41, backward=True, kept=True))
-    assert "not written back" in found.message and "copy_" in found.help
+@pytest.mark.parametrize("kept", [1.0, 0.5])
+@pytest.mark.parametrize("graded", [True, False])
+def test_a_result_that_nobody_writes_back_is_called_that(kept: float, graded: bool) -> None:
+    """Divided by the accumulation before the reduction, it is the rank's own all the same."""
+    (found,) = findings(CHECKS["SYN130"], averaged_then_changed(41, backward=True, kept=kept, graded=graded))
+    assert "not written back" in found.message and "copy_" in found.help and found.severity is Severity.ERROR
+
+
+def test_parameters_that_are_pulled_to_a_centre_stay_apart() -> None:
+    """Elastic averaging: what is reduced behind the step moves a centre of the script's own."""
+    (found,) = findings(CHECKS["SYN130"], averaged_then_changed(40, backward=True, kept=1.0, graded=False, written=True))
+    assert found.severity is Severity.ADVICE and "elastic averaging" in found.help
+    (found,) = findings(CHECKS["SYN130"], averaged_then_changed(40, backward=True, kept=1.0, written=True))
+    assert found.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("numel", [39, 46])
