@@ -71,7 +71,7 @@ def address(tensor: Any) -> int:
     """Where its elements lie, those of a sparse tensor too; 0 where it has no memory that could be asked."""
     try:
         return int((tensor._values() if tensor.is_sparse else tensor).data_ptr())
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # ValueError: a parameter of a lazy module
         return 0
 
 

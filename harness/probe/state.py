@@ -86,7 +86,7 @@ class State:
         self.batch_rows = 0  # first dimension of the last batch that went through a wrapped model or came from a loader
         self.backwards = 0  # in all
         self.collectives = 0
-        self.compiling = False  # torch.compile was called: no global module hooks
+        self.compiling = False  # torch.compile or torch.export was called: no global module hooks
 
     def reset_for_child(self) -> None:
         """After a fork: counts start anew; what the parent wrapped (DDP objects, group) is not the child's."""

@@ -49,7 +49,7 @@ class Loop:
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     told: list[dict[str, Any]] = []
-    recorder = SimpleNamespace(event=lambda kind, site, **fields: told.append({"line": site[1]} | fields), disabled=False, errors=0)
+    recorder = SimpleNamespace(event=lambda kind, site=("", 0, ""), **fields: told.append({"line": site[1]} | fields), disabled=False, errors=0)
     for name, value in (("recorder", recorder), ("steps", 1), ("compiling", False), ("backwards", 0)):
         monkeypatch.setattr(S, name, value)
     for name, empty in (("_asked", {}), ("_watched", []), ("_open", []), ("_told", [0]), ("_off", []), ("_known", [-999, 0, {}])):
@@ -199,3 +199,31 @@ def test_it_ends(loop: Loop) -> None:
         loop.train(2)
         switch(loop)
     assert len(loop.told) == swappedin.MAX_SAME
+
+
+def test_a_lazy_part_of_a_model_is_no_trained_one(loop: Loop) -> None:
+    both = nn.ModuleList([loop.net, nn.LazyLinear(3)])
+    swappedin._before_load(both, {}, (__file__, 1, "f"))
+    assert S.recorder.errors == 0
+
+
+def test_nothing_is_read_in_the_capture_of_a_graph(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop.train(3)
+    loop.write(loop.mean)
+    monkeypatch.setattr(swappedin, "_is_captured", lambda param: True)
+    monkeypatch.setattr(swappedin, "bits", lambda tensor: pytest.fail("read"))
+    loop.evaluate()
+    loop.train(1)
+    assert swappedin._open and not swappedin._open[0].evaluated and swappedin._open[0].stays is None
+    loop.train(swappedin.MAX_LOOKS)
+    assert not swappedin._open
+
+
+def test_a_look_that_fails_is_the_last(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop.train(3)
+    loop.write(loop.mean)
+    with monkeypatch.context() as patch:
+        patch.setattr(swappedin, "bits", lambda tensor: 1 // 0)
+        loop.train(2)
+    assert S.recorder.errors == 1 and not swappedin._open
+    S.recorder.errors = 0

@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from .. import lineage, sites
+from .. import lineage, modulehooks, sites
 from ..arm import at_close
 from ..patching import quiet, wrap
 from ..state import S
@@ -82,8 +82,7 @@ def _tell() -> None:
 def _let_go() -> None:
     _uses.clear()
     _models.clear()
-    while _hook:
-        _hook.pop().remove()
+    modulehooks.remove(_hook)
 
 
 def _reading(how: str) -> Any:

@@ -11,7 +11,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from .. import digests, lineage, names
+from .. import digests, lineage, modulehooks, names
 from ..patching import quiet
 from ..state import S
 from . import steps
@@ -29,8 +29,7 @@ class Feeder:
 
 
 def stop() -> None:
-    while _hooks:
-        _hooks.pop().remove()
+    modulehooks.remove(_hooks)
     _gave.clear()
 
 

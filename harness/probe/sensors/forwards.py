@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import digests, lineage, names, sites
+from .. import digests, lineage, modulehooks, names, sites
 from ..arm import on_import
 from ..patching import before
 from ..state import S
@@ -32,8 +32,7 @@ def start() -> None:
 
 
 def stop() -> None:
-    while _hook:
-        _hook.pop().remove()
+    modulehooks.remove(_hook)
 
 
 def _look(module: Any, args: Any) -> None:

@@ -1,8 +1,9 @@
-"""train() and eval() of whole models, torch.compile, DataParallel.
+"""train() and eval() of whole models, torch.compile, torch.export, DataParallel.
 
 Event "mode" (first 400): training, module, root (it is nobody's child among wrapped modules), site, against (a train() of the script's own
 was told to go to eval mode, and puts itself into train mode).
-Event "data_parallel": device_ids, site. Event "compile": site.
+Event "data_parallel": device_ids, site. Event "compile": site; not of an export, which the probe
+makes way for as well.
 Event "eval_graphs": see graphs.py; forwards of a module in eval mode with gradients enabled.
 """
 
@@ -11,12 +12,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .. import names, sites, trainflags
+from .. import copies, modulehooks, names, sites, trainflags
+from ..arm import on_import
 from ..patching import after, before, quiet, wrap
 from ..state import S
 from . import ddp, feeders, forwards, graphs, reached, rng
 
+EXPORTS = ("export", "export_for_training", "export_for_inference", "draft_export")
 _depth = [0]
+_compiled = [False]
 _hook: list[Any] = []
 _eval_roots: set[int] = set()
 at_eval_forward: list[Any] = []  # sensors that look at a module in eval mode that was just called
@@ -86,14 +90,27 @@ def _after_eval_forward(module: Any, output: Any) -> None:
 
 
 def _before_compile(*args: Any, **kwargs: Any) -> None:
+    if not _compiled[0]:
+        _compiled[0] = True
+        S.recorder.event("compile", sites.here(4))
+    _make_way()
+
+
+def _make_way(*args: Any, **kwargs: Any) -> None:
+    """For dynamo, which is about to read code."""
     if not S.compiling:
         S.compiling = True
-        S.recorder.event("compile", sites.here(4))
         rng.disarm()
         forwards.stop()
         feeders.stop()
-        if _hook:
-            _hook.pop().remove()
+        copies.stop()
+        modulehooks.remove_all()
+        _hook.clear()
+
+
+def _arm_dynamo(dynamo: Any) -> None:
+    before(dynamo, "export", _make_way)
+    before(dynamo, "optimize", _before_compile)
 
 
 def _after_data_parallel(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
@@ -127,4 +144,7 @@ def arm() -> None:
     before(torch.nn.Module, "train", _before_train)
     before(torch, "compile", _before_compile)
     before(torch.nn.Module, "compile", _before_compile)
+    for name in EXPORTS:
+        before(getattr(torch, "export", None), name, _make_way)
+    on_import("torch._dynamo", _arm_dynamo)
     after(torch.nn.DataParallel, "__init__", _after_data_parallel)

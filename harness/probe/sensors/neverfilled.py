@@ -16,7 +16,7 @@ import sys
 import weakref
 from typing import Any
 
-from .. import cuts, digests, names, sites, valuereads
+from .. import cuts, digests, modulehooks, names, sites, valuereads
 from ..patching import after, before, quiet
 from ..state import S
 
@@ -219,8 +219,7 @@ def _writes_data() -> bool:
 
 def stop(*args: Any, **kwargs: Any) -> None:
     """For good; of a later to_empty() too, if it comes after the first step."""
-    while _hooks:
-        _hooks.pop().remove()
+    modulehooks.remove(_hooks)
     _restore()
     _forward[0] = None
 

@@ -206,7 +206,7 @@ def _look_at_load(module: Any, state_dict: Any, strict: bool, site: sites.Site) 
     given = {str(k): v for k, v in dict(state_dict).items()}
     tensors = [t for t in given.values() if hasattr(type(t), "data_ptr")]
     missing, unexpected = [k for k in own if k not in given], [k for k in given if k not in own]
-    mine = {k for k, v in own.items() if hasattr(type(v), "data_ptr") and v.numel() and _same_memory(given.get(k), v)}
+    mine = {k for k, v in own.items() if _same_memory(given.get(k), v)}
     _alias_used("load", tensors, site, module)
     weights, had = _weights(given, own) if _told_at.get((site[0] + "<", site[1]), 0) < MAX_SAME else (0, 0)
     captures = [c for t in tensors if (c := _capture_of(t)) is not None]

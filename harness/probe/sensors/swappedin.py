@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from .. import copies, digests, heldvalues, sites, writtenback
+from .. import copies, digests, heldvalues, modulehooks, sites, writtenback
 from ..arm import at_close
 from ..patching import contained, quiet
 from ..state import S
@@ -231,8 +231,7 @@ def _listen() -> None:
 
 
 def _deafen() -> None:
-    while _hook:
-        _hook.pop().remove()
+    modulehooks.remove(_hook)
 
 
 def _seen(module: Any, args: Any) -> None:
@@ -250,7 +249,7 @@ def _forward(module: Any) -> None:
     waiting = [(w, p) for w in _watched if w.swap in _open and w.swap is not None and not w.swap.now and (p := w.param()) is not None]
     for watched, param in waiting:
         swap = watched.swap
-        if swap is not None and any(param is own for own in module._parameters.values()):
+        if swap is not None and any(param is own for own in module._parameters.values()) and not _is_captured(param):
             swap.now = bits(param)
             swap.evaluated = swap.backwards == S.backwards and not (module.training and torch.is_grad_enabled()) and swap.now not in (b"", swap.had)
             if swap.evaluated:
@@ -269,6 +268,7 @@ def _common(writing: list[sites.Site], evaluating: list[sites.Site]) -> sites.Si
 
 
 # ---- steps ----
+@contained
 def _before_step(optimizer: Any) -> None:
     _deafen()
     for watched in _watched:
@@ -278,9 +278,12 @@ def _before_step(optimizer: Any) -> None:
                 _open.remove(watched.swap)
 
 
+@contained
 def _goes_on(watched: Watched, swap: Swap, param: Any) -> bool:
-    """Whether the next step has something to look at."""
+    """Whether the next step has something to look at; not after a look that has failed."""
     swap.looks += 1
+    if _is_captured(param):
+        return swap.looks <= MAX_LOOKS
     now = bits(param)
     if swap.stays is None:
         swap.stays = swap.evaluated and now == swap.now

@@ -11,7 +11,7 @@ import ast
 import weakref
 from typing import Any
 
-from .. import digests, sites, syntax
+from .. import digests, modulehooks, sites, syntax
 from ..arm import at_close
 from ..datasets import pack
 from ..patching import quiet
@@ -54,8 +54,7 @@ def _look(module: Any, args: Any) -> None:
 
 
 def _tell() -> None:
-    while _hook:
-        _hook.pop().remove()
+    modulehooks.remove(_hook)
     if _fed and not _state["told"]:
         _state["told"] = True
         S.recorder.event("worker_fed", digests=pack(_fed), seeded=sites.as_json(seeded_at(S.loss_site or sites.UNKNOWN) or sites.UNKNOWN))
