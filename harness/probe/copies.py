@@ -3,14 +3,13 @@ is compiled."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
-from types import MethodType
 from typing import Any
 
 from . import sites
 from .patching import quiet
+from .standin import StandIn, stand_in
 from .state import S
 
 Look = Callable[[Any, Any, sites.Site], bool]  # (what is written to, what is copied, statement): whether this statement is of no more interest
@@ -32,36 +31,14 @@ def leave(name: str) -> None:
         _restore()
 
 
-class _StandIn:
-    """What torch has there until then, and equal to it: `__torch_function__` is given what stands on torch.Tensor at the time of the call, and looks it up
-    in tables that may have been made before or after, by torch or by the script."""
-
-    _torchdynamo_disable = True
-
-    def __init__(self, original: Any, look: Callable[..., None]) -> None:
-        self.original, self.look = original, look
-        functools.update_wrapper(self, original)
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+def _watched(original: Any, look: Callable[..., None]) -> Any:
+    def copy(*args: Any, **kwargs: Any) -> Any:
         frame = sys._getframe(1)
         if sites.is_user_code(frame.f_code) and (key := (id(frame.f_code), frame.f_lasti)) not in _over:
-            self.look(key, args, kwargs)
-        return self.original(*args, **kwargs)
+            look(key, args, kwargs)
+        return original(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else MethodType(self, instance)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or other is self.original or (isinstance(other, _StandIn) and other.original is self.original)
-
-    def __hash__(self) -> int:
-        return hash(self.original)
-
-    def __repr__(self) -> str:
-        return repr(self.original)
-
-    def __reduce__(self) -> Any:
-        return self.original.__reduce__()
+    return stand_in(original, copy)
 
 
 def _patch() -> None:
@@ -69,8 +46,8 @@ def _patch() -> None:
 
     if "copy_" not in vars(torch.Tensor):
         look = quiet(_look)
-        torch.Tensor.copy_ = _StandIn(torch.Tensor.copy_, look)  # type: ignore[method-assign]
-        torch._foreach_copy_ = _StandIn(torch._foreach_copy_, look)
+        torch.Tensor.copy_ = _watched(torch.Tensor.copy_, look)  # type: ignore[method-assign]
+        torch._foreach_copy_ = _watched(torch._foreach_copy_, look)
 
 
 def _restore() -> None:
@@ -78,7 +55,7 @@ def _restore() -> None:
 
     if "copy_" in vars(torch.Tensor):
         del torch.Tensor.copy_
-    if isinstance(foreach := torch._foreach_copy_, _StandIn):
+    if isinstance(foreach := torch._foreach_copy_, StandIn):
         torch._foreach_copy_ = foreach.original
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from .. import digests, sites, syntax
 from ..arm import on_import
-from ..patching import quiet, wrap
+from ..patching import quiet
+from ..standin import stand_in
 from ..state import S
 from . import rng
 
@@ -133,9 +134,7 @@ def arm() -> None:
 
     rng.remember_constructors()
     original = torch.randperm
-    if wrap(torch, "randperm", _randperm):
-        made: Any = torch.randperm
-        made.__module__, made.__qualname__ = "torch", "randperm"  # so that it pickles by name
-        rng.given_back.append((torch, "randperm", original))
+    torch.randperm = stand_in(original, _randperm(original))
+    rng.given_back.append((torch, "randperm", original))
     _shadow(random, "shuffle", _in_place("random.shuffle"))
     on_import("numpy", _arm_numpy)

@@ -17,7 +17,8 @@ from zlib import crc32
 
 from .. import digests, protocol, sites
 from ..arm import at_close, on_import
-from ..patching import after, quiet, wrap
+from ..patching import after, quiet
+from ..standin import stand_in
 from ..state import S, mix
 
 NUM_STEPS = 64
@@ -220,13 +221,12 @@ def arm() -> None:
     remember_constructors()
     for name in FUNCTIONS:
         original = getattr(torch, name)
-        if wrap(torch, name, _make(name)):
-            _originals.append((torch, name, original))
-            drawn = getattr(torch, name)
-            drawn.__module__, drawn.__qualname__ = "torch", name  # so that it pickles by name, as the builtin does
+        _originals.append((torch, name, original))
+        setattr(torch, name, stand_in(original, _make(name)(original)))
     for name in METHODS:  # inherited from the C base class: shadowed on torch.Tensor, and uncovered again by disarm
         _originals.append((torch.Tensor, name, None))
-        setattr(torch.Tensor, name, _make(name)(getattr(torch.Tensor, name)))
+        original = getattr(torch.Tensor, name)
+        setattr(torch.Tensor, name, stand_in(original, _make(name)(original)))
     after(torch, "manual_seed", _note_seed("torch"))
     torch.random.manual_seed = torch.manual_seed
     _shadow(random, protocol.PYTHON_RNG)
