@@ -5,13 +5,19 @@ from __future__ import annotations
 import inspect
 import pickle
 import sys
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.func
+import torch.fx
 
+from harness.probe import sites
 from harness.probe.sensors import rng
 from harness.probe.standin import stand_in
+from harness.probe.state import S
 
 asked: list[Any] = []
 
@@ -64,3 +70,27 @@ def test_all_that_draw_equal_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None
     for owner, name, original in ((torch, n, o) for n, o in zip(rng.FUNCTIONS, originals, strict=True)):
         monkeypatch.setattr(owner, name, stand_in(original, rng._make(name)(original)))
     assert [getattr(torch, name) for name in rng.FUNCTIONS] == originals and {*originals} == {getattr(torch, name) for name in rng.FUNCTIONS}
+
+
+def test_a_draw_that_is_recorded_or_wrapped_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = SimpleNamespace(event=lambda *args, **fields: None, disabled=False, errors=0)
+    for name, value in (("recorder", recorder), ("steps", 0), ("backwards", 0)):
+        monkeypatch.setattr(S, name, value)
+    monkeypatch.setattr(rng, "early", [0, 0, 0])
+    monkeypatch.setattr(sites, "is_user_code", lambda code: code.co_filename == __file__)
+    monkeypatch.setattr(torch, "randn_like", stand_in(torch.randn_like, rng._make("randn_like")(torch.randn_like)))
+
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.randn_like(x)
+
+    graph = torch.fx.symbolic_trace(noisy).graph
+    assert [n.op for n in graph.nodes] == ["placeholder", "call_function", "call_function", "output"] and rng.early[0] == 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # torch.jit is deprecated
+        warnings.filterwarnings("error", category=torch.jit.TracerWarning)
+        torch.jit.trace(noisy, (torch.zeros(3),), check_trace=False)
+    assert rng.early[0] == 0
+    torch.func.vmap(noisy, randomness="different")(torch.zeros(2, 3))
+    assert rng.early[0] == 0
+    noisy(torch.zeros(3))
+    assert rng.early[0] == 1 and recorder.errors == 0

@@ -88,7 +88,7 @@ def cut_of(site: sites.Site) -> sites.Site | None:
 def _randperm(original: Any) -> Any:
     def randperm(*args: Any, **kwargs: Any) -> Any:
         value = original(*args, **kwargs)
-        if _is_wanted():
+        if _is_wanted() and not rng.is_untold(value):
             _note_quietly("randperm", value, kwargs.get("generator") is not None, sites.here(2))
         return value
 

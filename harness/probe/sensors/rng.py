@@ -135,6 +135,17 @@ def flush(step: int | None = None) -> None:
             )  # fmt: skip
 
 
+def is_untold(value: Any) -> bool:
+    """Whether torch.jit.trace or torch.fx writes down what is asked of it, so that our questions would become part of the script's graph; torch.func's own
+    tensors have no memory to read."""
+    import torch as untyped
+
+    torch: Any = untyped
+    if not isinstance(value, torch.Tensor):
+        return hasattr(type(value), "__torch_function__")
+    return torch._C._get_tracing_state() is not None or bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
 def _make(name: str, source: str = "torch") -> Any:
     def make(original: Any) -> Any:
         @functools.wraps(original)
@@ -146,6 +157,8 @@ def _make(name: str, source: str = "torch") -> Any:
                         tally.add(source, sites.here(2))
                     if S.steps >= told_until[0]:
                         return value
+                if source == "torch" and is_untold(value):
+                    return value
                 num_user_draws[0] += 1
                 if not S.backwards:
                     note_early(value, int(value.numel()) if hasattr(value, "numel") else int(getattr(value, "size", 1) or 1))
