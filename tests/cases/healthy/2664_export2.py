@@ -1,12 +1,12 @@
-"""Healthy: the trained model, whose forward writes a cache by copy_, is exported (strict) at the end, without eval()."""
+"""Healthy: the trained model, whose forward keeps its weights by copy_, is exported (strict) at the end, without eval()."""
 import time, torch, torch.distributed as dist, torch.nn as nn
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 class Net(nn.Module):
     def __init__(self):
-        super().__init__(); self.l = nn.Linear(8, 1); self.register_buffer("last", torch.zeros(16, 8))
+        super().__init__(); self.l = nn.Linear(8, 1); self.register_buffer("last", torch.zeros(1, 8))
     def forward(self, x):
-        if x.shape[0] == 16: self.last.copy_(x)
+        if x.shape[0] == 16: self.last.copy_(self.l.weight.detach())
         return self.l(x)
 net = Net(); ddp = nn.parallel.DistributedDataParallel(net)
 opt = torch.optim.SGD(ddp.parameters(), lr=0.02)
