@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +14,13 @@ MOST = 2 / 3  # of the copies
 
 def parted(run: Run) -> tuple[int, int, str] | None:
     """Two ranks of one team, and a parameter whose copies were equal before the first step and went ways of their own."""
-    told = [r.of("shard_copies") for r in run.present]
-    for left, right in itertools.combinations(range(len(told)), 2):
-        ranks = (run.rank_ids[left], run.rank_ids[right])
-        first, last = ([events[at] for events in (told[left], told[right]) if len(events) > 1] for at in (0, -1))
-        if len(first) == 2 and first[0]["opt"] == first[1]["opt"] == last[0]["opt"] == last[1]["opt"] and (found := _parted(ranks, first, last)):
-            return (*ranks, found)
+    told = {r.rank: events for r in run.present if len(events := r.of("shard_copies")) > 1}
+    for left, own in told.items():
+        mates = {int(m) for members, _ in own[0]["teams"] or () for m in members}  # of all pairs a thousand ranks have half a million
+        for right in sorted(m for m in mates & told.keys() if m > left):
+            first, last = ([own[at], told[right][at]] for at in (0, -1))
+            if first[0]["opt"] == first[1]["opt"] == last[0]["opt"] == last[1]["opt"] and (found := _parted((left, right), first, last)):
+                return (left, right, found)
     return None
 
 
