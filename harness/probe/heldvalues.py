@@ -150,9 +150,14 @@ class _Walk:
 
 
 def _own(one: Any) -> dict[str, Any]:
-    """Its attributes, without a call of the script's code; none of what cannot be referred to weakly."""
+    """None of what cannot be referred to weakly."""
+    return own_attributes(one) if type(one).__weakrefoffset__ else {}
+
+
+def own_attributes(one: Any) -> dict[str, Any]:
+    """What an object of a class in Python holds, without a call of the script's code."""
     try:
-        own = object.__getattribute__(one, "__dict__") if type(one).__weakrefoffset__ else {}
+        own = object.__getattribute__(one, "__dict__")
     except AttributeError:
         return {}
     return own if type(own) is dict else {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import digests
+from . import digests, modulehooks
 from .patching import quiet
 from .state import S
 
@@ -29,9 +29,7 @@ def count() -> list[int]:
 
 def _look(module: Any, args: Any) -> None:
     if S.compiling or _calls[0] >= MAX_CALLS:
-        for handle in _hook:  # another thread's forward may be here as well
-            handle.remove()
-        _hook.clear()
+        modulehooks.remove(_hook)
     elif args and type(args[0]) is digests.tensor_kind() and "weight" in (vars(module).get("_parameters") or ()):
         _calls[0] += 1
         _seen.add((id(module), tuple(args[0].shape)))

@@ -13,7 +13,7 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from . import living, unfilled
+from . import heldvalues, living, unfilled
 
 MIN_ENTRIES, MAX_PARTS, MAX_DEPTH, NUMBER_BYTES = unfilled.MIN_ENTRIES, 8, 3, 32  # a number and the reference to it
 
@@ -67,14 +67,5 @@ def _bytes(entry: Any, depth: int) -> int:
         return int(entry.nbytes)
     if not depth or (kind in (list, dict) and len(entry) >= MIN_ENTRIES and gc.is_tracked(entry)):
         return 0  # it is found by itself
-    parts = list(entry if kind in (tuple, list) else (entry if kind is dict else _own(entry)).values())
+    parts = list(entry if kind in (tuple, list) else (entry if kind is dict else heldvalues.own_attributes(entry)).values())
     return sum(_bytes(part, depth - 1) for part in parts[:MAX_PARTS]) * len(parts) // max(1, min(len(parts), MAX_PARTS))
-
-
-def _own(entry: Any) -> dict[str, Any]:
-    """The attributes of an object of a class in Python, without a call of its code."""
-    try:
-        own = object.__getattribute__(entry, "__dict__")
-    except AttributeError:
-        return {}
-    return own if type(own) is dict else {}
