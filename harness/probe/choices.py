@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from . import sites, syntax
+from . import protocol, sites, syntax
 from .nonlinear import Place, argument, calls
 
 BEST = {"argmax", "argmin"}
-COLLECTIVES = ("all_reduce", "all_gather", "reduce", "gather", "broadcast", "all_gather_into_tensor", "all_gather_object", "gather_object",
-               "broadcast_object_list", "reduce_scatter")  # fmt: skip
+COLLECTIVES = ("all_reduce", "all_gather", "reduce", "gather", "broadcast", *protocol.GATHER_INTO, "gather_single", "all_gather_object",
+               "gather_object", "broadcast_object_list", "reduce_scatter")  # fmt: skip
 
 
 def look(site: sites.Site, op: str, position: int) -> dict[str, Any] | None:

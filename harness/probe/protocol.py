@@ -204,7 +204,7 @@ def detail_kept(step: int, num_params: int) -> bool:
 
 # ---- status page ------------------------------------------------------------------------------------------------------------
 # seq counts writes (odd while writing), so that a reader can tell a torn page.
-STATUS = struct.Struct("<IIQIIQ16s16s")  # seq, pid, time_ns, progress counter, step, since_ns, phase, op
+STATUS = struct.Struct("<IIQIIQ16s32s")  # seq, pid, time_ns, progress counter, step, since_ns, phase, op
 STATUS_SITE_BYTES = 400  # then "file:line:function" of the call the process is in, NUL padded
 STATUS_BYTES = STATUS.size + STATUS_SITE_BYTES
 
@@ -227,6 +227,8 @@ PYTHON_RNG = (
     "normalvariate",
     "triangular",
 )  # of `random`, where the draws are noted
+GATHER_INTO = ("all_gather_into_tensor", "all_gather_single")  # one call of torch under two names, the newer one since 2.14
+REDUCE_SCATTER_INTO = ("reduce_scatter_tensor", "reduce_scatter_single")
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})  # "op" of a "coll" event that needs no third rank
 PROCESS_GROUP = "pg"  # rank, world_size, backend, torch (version), init_method, site, done: bool (event before the call and after it)
 PARAMS = "params"  # opt, names, numels, shapes, dtypes, devices, ddp: [bool], wrapped: index of the wrap event or -1

@@ -192,7 +192,7 @@ class Recorder:
 
     def enter(self, op: str, site: sites.Site | None) -> None:
         """This process enters a call that can block. Without a site the beat finds out where, should it last. Under 1 us."""
-        self._op = _ops.get(op) or _ops.setdefault(op, op.encode()[:16])
+        self._op = _ops.get(op) or _ops.setdefault(op, op.encode()[:32])
         self._site = b"" if site is None else _sites.get(site) or _encoded(site)
         self._op_since = now_ns = time.time_ns()
         self._late = True

@@ -33,11 +33,12 @@ from harness.checks.dat.passes import Pass
 from harness.checks.evl import reductions, repeats
 from harness.checks.evl.repeats import Repeated
 from harness.model import Finding, Severity
+from harness.probe import protocol
 from harness.record import Event, Recording, Run, number
 
 NEAR_NS = 50_000_000  # the two events of one call
 SUMS = ("all_reduce", "reduce", "all_reduce_coalesced")
-GATHERS = ("all_gather", "all_gather_into_tensor", "gather", "all_gather_object", "gather_object", "all_gather_coalesced")
+GATHERS = ("all_gather", *protocol.GATHER_INTO, "gather", "gather_single", "all_gather_object", "gather_object", "all_gather_coalesced")
 
 
 class EvalPaddingDuplicates(Check):

@@ -18,8 +18,8 @@ MOVES = (
 )  # fmt: skip
 LOCAL = ("", "data")  # what a rank does alone
 WAITING_FUNCTIONS = {
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter", "reduce_scatter",
-    "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "gather_single", "scatter", "reduce_scatter", *protocol.GATHER_INTO,
+    *protocol.REDUCE_SCATTER_INTO, "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
     "broadcast_object_list", "scatter_object_list", "recv", "send", "init_process_group", "destroy_process_group", "_engine_run_backward",
     "_verify_param_shape_across_processes",
 }  # fmt: skip

@@ -36,7 +36,7 @@ from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Run, number, where_of
 
-AVERAGING = {"all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "reduce_scatter", "reduce_scatter_tensor"}
+AVERAGING = {"all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "reduce_scatter", *protocol.REDUCE_SCATTER_INTO}
 
 
 class ReplicasTrainAlone(Check):

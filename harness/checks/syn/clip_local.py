@@ -4,7 +4,8 @@ What it does
     Compares the norms that clip_grad_norm_ returned at the same step on all ranks, where the gradients at the step are equal. An error where a
     norm was above the limit, so that it was clipped; advice where none was so far. Looks into hooks on parameters (`p.register_hook`) as well: they
     see the rank's own gradient, and one that brings the ranks' different gradients to the same norm clips before DDP averages.
-    Where gradients are sharded (DTensor: `fully_shard`, tensor parallelism), compares the factor that the script multiplies each rank's shard by.
+    Where gradients are sharded (DTensor: `fully_shard`, tensor parallelism), compares the factor that the script multiplies each rank's shard by;
+    so where it reduce-scatters one flat vector of gradients.
 
 Why it is bad
     Each rank clips by the norm of its own gradient; the mean of clipped gradients is not the clipped mean. The parameters stay
@@ -27,7 +28,8 @@ Known limits
     another optimizer steps than the next one, only the first 200 calls are looked at. Of shards, up to eight a rank are looked at in the first six
     steps; where no one factor explains what became of one (noise, an element-wise clamp), or the ranks' factors keep their proportion over the steps
     (rows that learn slower), nothing is said. Where each gradient has a factor of its own (layer by layer), or one alone was looked at, it is advice:
-    a shard may be whole rows that are meant to be scaled by themselves.
+    a shard may be whole rows that are meant to be scaled by themselves. Parts of a flat vector are looked at on the CPU, where the call is waited for
+    (no `async_op`); a warning, as what the part is used for is not seen.
 """
 
 from __future__ import annotations
@@ -79,13 +81,15 @@ class ClipBeforeSync(Check):
         return self.finding(
             "each rank multiplies its shards of the gradients by a factor of its own: they are parts of one gradient"
             if parts.whole
+            else "each rank multiplies its part of one flat gradient by a factor of its own"
+            if parts.flat
             else "each rank multiplies its shard of a gradient by a factor of its own, which is another for each gradient",
             where=parts.where,
             ranks=tuple(rank for rank, _ in parts.factors),
             notes=[f"`{parts.name}` at step {parts.step}: {factors}; {parts.num_steps} steps of those that were looked at"],
-            help="the norm of a shard is no norm of the gradient: all-reduce the sum of the squares before its root is taken, or call "
-            f"torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which does so for DTensors{beside}",
-            severity=None if parts.whole else Severity.ADVICE,
+            help="the norm of a shard is no norm of the gradient: all-reduce the sum of the squares before its root is taken"
+            + ("" if parts.flat else f", or call torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm), which does so for DTensors{beside}"),
+            severity=None if parts.whole else Severity.WARNING if parts.flat else Severity.ADVICE,
         )
 
 

@@ -28,10 +28,11 @@ from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity, Where
+from harness.probe import protocol
 from harness.record import Event, Recording, Run, number
 
 MIN_ROUNDS, MIN_NUMEL = 3, 64
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
+REDUCTIONS = ("all_reduce", "reduce", *protocol.REDUCE_SCATTER_INTO)
 
 
 class ZerosReduced(Check):

@@ -11,11 +11,12 @@ from harness.checks import regime
 from harness.checks.evl import evaluations
 from harness.checks.syn import replicas
 from harness.model import Where
+from harness.probe import protocol
 from harness.record import Event, Run, number
 
 APART = 0.25  # of a standard deviation, over a layer's channels: statistics of shares of one shuffled set differ by less
 WRAPPERS = ("wrap", "data_parallel", "model_averager")
-TELLING = ("all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "gather", "all_gather_object", "gather_object")
+TELLING = ("all_reduce", "reduce", "all_gather", *protocol.GATHER_INTO, "gather", "gather_single", "all_gather_object", "gather_object")
 
 
 @dataclass(frozen=True)

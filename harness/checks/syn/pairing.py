@@ -12,7 +12,7 @@ from harness.model import Where
 from harness.probe import protocol
 from harness.record import Event, Run, where_of
 
-SIZED = {"all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter_tensor", "reduce_scatter"}
+SIZED = {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", *protocol.GATHER_INTO, *protocol.REDUCE_SCATTER_INTO}
 MAX_EVENTS = 3000  # what a recording keeps
 
 

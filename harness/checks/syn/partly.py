@@ -152,7 +152,7 @@ def _unsampled(run: Run, parting: replicas.Parting) -> list[str]:
 def _sync_at(run: Run) -> Where | None:
     """The reduction of the gradients: of one that is a parameter's, else the statement that moves most elements (flat buffers)."""
     told = [e for e in run.present[0].of("coll") if e.step >= 1 and (e["grad"] or not e["inside"])]
-    calls = [e for e in told if e["op"] in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")]
+    calls = [e for e in told if e["op"] in ("all_reduce", "reduce", "reduce_scatter", *protocol.REDUCE_SCATTER_INTO)]
     moved: Counter[Where] = Counter()
     for e in [e for e in calls if e["grad"]] or calls:
         if e.where is not None and isinstance(e["numel"], int):

@@ -19,7 +19,7 @@ from harness.record import Event, Recording, Run, number, where_of
 from harness.steps import Step
 
 # Collectives that can carry gradients or parameters.
-MOVERS = {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor"}
+MOVERS = {"all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", *protocol.GATHER_INTO, *protocol.REDUCE_SCATTER_INTO}
 
 
 @dataclass
@@ -374,7 +374,7 @@ def carrying(run: Run, numels: Sequence[int], beside: int = 0) -> list[Event]:
     reductions = [
         e
         for e in run.present[0].of("coll")
-        if e["op"] in ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "broadcast") and e.step >= 1
+        if e["op"] in ("all_reduce", "all_gather", *protocol.GATHER_INTO, "reduce", "broadcast") and e.step >= 1
     ]
     whole = [e for e in reductions if 0 <= number(e["numel"]) - sum(numels) <= beside]
     if whole:

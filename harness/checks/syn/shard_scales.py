@@ -15,7 +15,8 @@ APART = 1e-3  # of the larger factor; a full norm's last bits may differ
 
 @dataclass(frozen=True)
 class Apart:
-    """The first step at which the factors differ. `whole`: on each rank one factor covers all of its shards that were looked at, several of them."""
+    """The first step at which the factors differ. `whole`: on each rank one factor covers all of its shards that were looked at, several of them.
+    `flat`: they are parts of a vector, which is cut by numbers of elements."""
 
     step: int
     name: str
@@ -23,6 +24,7 @@ class Apart:
     num_steps: int
     where: Where | None
     whole: bool
+    flat: bool
 
 
 def find(run: Run) -> Apart | None:
@@ -42,7 +44,7 @@ def find(run: Run) -> Apart | None:
     name, factors = next(iter(first.items()))
     where = next((e.where for e in events if e.where is not None), None)
     whole = all(len(parted) > 1 and all(map(_is_one, told)) for told, parted in hits)
-    return Apart(events[0].step, name, factors, num, where, whole)
+    return Apart(events[0].step, name, factors, num, where, whole, all(e["flat"] is True for e in events))
 
 
 def _told(event: Event) -> Iterator[tuple[str, float, float, str]]:

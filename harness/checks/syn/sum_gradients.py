@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import gradients, replicas
 from harness.model import Finding, Severity, Where
+from harness.probe import protocol
 from harness.record import Run
 
 
@@ -87,7 +88,7 @@ def _summed_since(ratios: list[tuple[int, float]], near: float) -> int | None:
 
 def _reduction_at(run: Run, since: int) -> Where | None:
     """The reduction: in the hook, else of a gradient, else the first."""
-    calls = [e for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "all_gather")]
+    calls = [e for _, e in run.events("coll") if e["op"] in ("all_reduce", "reduce", "reduce_scatter", *protocol.REDUCE_SCATTER_INTO, "all_gather")]
     if gradients.by_hook(run):
         backward = {(w.file, w.line) for _, e in run.events("accumulation") if (w := e.where)}
         late = [e.where for e in calls if e["hook"] and e.step >= since and e.where and (e.where.file, e.where.line) not in backward]

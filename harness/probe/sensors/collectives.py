@@ -17,27 +17,29 @@ from __future__ import annotations
 import sys
 import time
 import weakref
+from types import FrameType
 from typing import Any
 
-from .. import conditions, digests, entries, failures, protocol, replicated, sites, variables
+from .. import conditions, digests, entries, failures, flatshards, protocol, replicated, sites, variables
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers, handles, payloads, queue
 
 OPS = (
-    "all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "gather", "scatter",
-    "reduce_scatter", "reduce_scatter_tensor",
+    "all_reduce", "broadcast", "reduce", "all_gather", "gather", "gather_single", "scatter", "reduce_scatter",
+    *protocol.GATHER_INTO, *protocol.REDUCE_SCATTER_INTO,
     "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object", "broadcast_object_list",
     "scatter_object_list", "all_reduce_coalesced", "send", "recv", "isend", "irecv", "batch_isend_irecv",
 )  # fmt: skip
 
 
 ROOT = {
-    "broadcast": ("src", 1), "reduce": ("dst", 1), "gather": ("dst", 2), "scatter": ("src", 2), "broadcast_object_list": ("src", 1),
-    "gather_object": ("dst", 2), "scatter_object_list": ("src", 2),
+    "broadcast": ("src", 1), "reduce": ("dst", 1), "gather": ("dst", 2), "gather_single": ("dst", 2), "scatter": ("src", 2),
+    "broadcast_object_list": ("src", 1), "gather_object": ("dst", 2), "scatter_object_list": ("src", 2),
 }  # fmt: skip
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
-GRADED = protocol.POINT_TO_POINT | {"all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor"}
+REDUCTIONS = ("all_reduce", "reduce", *protocol.REDUCE_SCATTER_INTO)
+GRADED = protocol.POINT_TO_POINT | {"all_reduce", "reduce", "broadcast", "all_gather", *protocol.GATHER_INTO}
+SHARDING = {*protocol.GATHER_INTO, *protocol.REDUCE_SCATTER_INTO}  # by these names torch's own sharding moves what it shards
 FILLED = {"all_gather": ("tensor_list", 0), "gather": ("gather_list", 1), "all_to_all": ("output_tensor_list", 0)}
 
 
@@ -95,13 +97,22 @@ def _is_zero(tensor: Any) -> bool:
     return tensor is not None and tensor.is_cpu and tensor.is_floating_point() and digests.plain(tensor) and not digests.any_sampled(tensor)
 
 
-def _is_called_by_user() -> bool:
-    """Not by torch for it: ZeroRedundancyOptimizer broadcasts what each rank has stepped. Between the two stand the wrappers of every sensor that looks
-    at the call."""
-    frame = sys._getframe(1)
+def _caller_frame() -> FrameType | None:
+    """Who made the call: between the two stand the wrappers of every sensor that looks at it."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and sites.is_ours(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None and sites.is_user_code(frame.f_code)
+        frame = frame.f_back
+    return frame
+
+
+def _caller() -> str:
+    """The name of its module."""
+    return str(frame.f_globals.get("__name__", "")) if (frame := _caller_frame()) is not None else ""
+
+
+def _is_called_by_user() -> bool:
+    """Not by torch for it: ZeroRedundancyOptimizer broadcasts what each rank has stepped."""
+    return (frame := _caller_frame()) is not None and sites.is_user_code(frame.f_code)
 
 
 def _held(tensor: Any) -> dict[str, Any]:
@@ -213,10 +224,12 @@ def _make(op: str) -> Any:
 
     def make(original: Any) -> Any:
         def collective(*args: Any, **kwargs: Any) -> Any:
-            if S.in_collective or S.recorder.disabled:
+            if S.in_collective or S.recorder.disabled or (op in SHARDING and _caller().startswith("torch.")):
                 return original(*args, **kwargs)
             site = sites.here(2)
             describe(op, args, kwargs, site)
+            if op in flatshards.SETTLES:
+                flatshards.settle(op, (*args, *kwargs.values()))
             S.recorder.enter(op, site)
             before, began = seq(), time.perf_counter()
             S.in_collective += 1
@@ -232,6 +245,8 @@ def _make(op: str) -> Any:
             S.since.python_seq += max(0, seq() - before)
             if S.steps < gathers.FIRST_STEPS and op in gathers.OPS:
                 gathers.note(op, args, kwargs, result, site)
+            if result is None and S.steps < flatshards.NUM_STEPS and op in flatshards.CALLS:
+                flatshards.note(op, args, kwargs, site)
             if result is not None and S.steps < handles.NUM_STEPS and op in handles.OPS:
                 handles.note(op, args, kwargs, result, site)
             return result

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import sites
+from .. import protocol, sites
 from ..patching import contained, quiet
 from ..state import S
 
-OPS = {"all_gather", "all_gather_into_tensor"}
+OPS = {"all_gather", *protocol.GATHER_INTO}
 FIRST_STEPS = 3
 MAX_PENDING = 8
 MAX_NODES = 300

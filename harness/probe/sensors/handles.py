@@ -13,11 +13,11 @@ import weakref
 from types import FrameType
 from typing import Any
 
-from .. import digests, sites
+from .. import digests, protocol, sites
 from ..patching import quiet
 from ..state import S
 
-OPS = {"all_reduce", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"}
+OPS = {"all_reduce", "reduce", "all_gather", "reduce_scatter", "all_to_all", "all_to_all_single", *protocol.GATHER_INTO, *protocol.REDUCE_SCATTER_INTO}
 QUESTIONS = ("wait", "synchronize", "is_completed", "is_success", "get_future", "get_future_result", "result", "exception", "block_current_stream")
 NUM_STEPS, MAX_OPEN, MAX_TOLD = 256, 4096, 16
 

@@ -30,6 +30,7 @@ from .. import (
     origins,
     owncandidates,
     predivided,
+    protocol,
     shardorder,
     sites,
     unreadresults,
@@ -43,8 +44,9 @@ from . import collectives
 OPS = ("all_reduce", "reduce")
 GATHERS = {
     "all_gather": 1,
-    "all_gather_into_tensor": 1,
+    **dict.fromkeys(protocol.GATHER_INTO, 1),
     "gather": 0,
+    "gather_single": 0,
     "all_gather_object": 1,
     "gather_object": 0,
 }  # position of what a rank gives

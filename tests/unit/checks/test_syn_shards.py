@@ -67,3 +67,23 @@ def test_a_factor_for_each_gradient_may_be_meant(factors: tuple[tuple[float, ...
 ])  # fmt: skip
 def test_factors_that_are_alike_or_of_other_tensors(told: dict[str, Any]) -> None:
     assert findings(CHECKS["SYN117"], sharded(*told.pop("factors"), **told)) == []
+
+
+def flat(*factors: float, grow: float = 0.1) -> Run:
+    """One part of a flat vector on each rank, its factor at the first step."""
+    made = []
+    for rank, factor in enumerate(factors):
+        scales = {s: [["the output of reduce_scatter_single", factor ** (1 + grow * s), FLOAT32, [0, 1]]] for s in range(5)}
+        events = [event("shard_scale", line=55, s=s, opt=-1, scales=scales[s], flat=True) for s in range(5)]
+        made.append(recording(events, [row(s) for s in range(8)], rank=rank, world_size=len(factors)))
+    return run(made)
+
+
+def test_parts_of_a_flat_vector_are_scaled_apart() -> None:
+    (found,) = findings(CHECKS["SYN117"], flat(0.27, 0.1))
+    assert found.severity is Severity.WARNING and "one flat gradient" in found.message and found.where is not None and found.where.line == 55
+    assert "DTensor" not in found.help
+
+
+def test_parts_of_a_flat_vector_are_scaled_alike() -> None:
+    assert findings(CHECKS["SYN117"], flat(0.27, 0.27)) == []
