@@ -58,7 +58,7 @@ def _write(error: BaseException, tb: TracebackType | None, thread: str) -> None:
         message=_text(error, 4000),
         frames=[sites.as_json(p) for p in places],
         trace=_trace(error, tb),
-        inner=frames[-1].name if frames else "",
+        inner=next((f.name for f in reversed(frames) if not f.filename.endswith("torch/_ops.py")), ""),  # which calls every operation
         thread=thread,
         phase=S.recorder._phase.decode(),
         op=S.recorder._op.decode(),

@@ -190,6 +190,11 @@ class Recorder:
         if (now_ns := time.time_ns()) - self._page_ns >= PAGE_EVERY_NS:
             self._write_status(now_ns)
 
+    @property
+    def inside(self) -> bool:
+        """Whether this process is in a call that can block."""
+        return bool(self._op)
+
     def enter(self, op: str, site: sites.Site | None) -> None:
         """This process enters a call that can block. Without a site the beat finds out where, should it last. Under 1 us."""
         self._op = _ops.get(op) or _ops.setdefault(op, op.encode()[:32])

@@ -21,10 +21,12 @@ WAITING_FUNCTIONS = {
     "all_reduce", "broadcast", "reduce", "all_gather", "gather", "gather_single", "scatter", "reduce_scatter", *protocol.GATHER_INTO,
     *protocol.REDUCE_SCATTER_INTO, "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
     "broadcast_object_list", "scatter_object_list", "recv", "send", "init_process_group", "destroy_process_group", "_engine_run_backward",
-    "_verify_param_shape_across_processes",
+    "_verify_param_shape_across_processes", "wait_tensor", "wait_for_peers",
 }  # fmt: skip
 NAMES = {
     "_engine_run_backward": "backward",
+    "wait_tensor": "wait",
+    "wait_for_peers": "wait",  # of sensors/waiting.py
     "init_process_group": "init",
     "destroy_process_group": "destroy",
     "_verify_param_shape_across_processes": "ddp_init",
@@ -72,6 +74,7 @@ def words(op: str) -> str:
         "ddp_forward": "the forward of DistributedDataParallel",
         "backward": "backward (gradient all-reduce)",
         "fsdp": "a collective of FSDP's own",
+        "wait": "wait(), for a collective or message that was started before",
     }.get(op, op)
 
 

@@ -1,0 +1,48 @@
+"""Says on the status page that this process waits for a collective that was started without waiting: `Work.wait()` of `async_op=True`, isend and irecv,
+and the wait that torch.distributed._functional_collectives (DTensor's too) puts off until a result is used.
+
+A call that waits by itself says so under its own name (sensors/collectives.py). Under 1 us a wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ..arm import on_import
+from ..patching import wrap
+from ..seethrough import traceable
+from ..state import S
+
+WAIT = "wait"
+_main = threading.main_thread().ident
+
+
+def _make(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wait_for_peers(*args: Any, **kwargs: Any) -> Any:
+        recorder = S.recorder
+        if recorder.disabled or recorder.inside or threading.get_ident() != _main:
+            return original(*args, **kwargs)
+        recorder.enter(WAIT, None)  # where it is the beat finds out, should it last
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.leave()
+
+    return wait_for_peers
+
+
+def _arm_functional(module: Any) -> None:
+    traceable(module, "wait_tensor", _make)
+
+
+def arm() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    from torch._C._distributed_c10d import Work
+
+    wrap(Work, "wait", _make)
+    on_import("torch.distributed._functional_collectives", _arm_functional)
