@@ -5,8 +5,8 @@ What it does
     broadcasts the buffers. Where a rank stands in it under a condition on the rank, it is that forward, whatever the others wait in.
 
 Why it is bad
-    A collective needs every rank. Under `if rank == 0:` the others go on to the next one, or to the end: a hang, or a closed
-    connection.
+    A collective needs every rank. Under `if rank == 0:`, in a branch that asks for a rank's own data, or in the handler of an exception that one rank
+    raised, the others go on to the next one, or to the end: a hang, or a closed connection.
 
 Wrong
     if rank == 0:
@@ -16,11 +16,18 @@ Wrong
     if rank == 0:
         validate(ddp_model)               # with batch norm: every forward broadcasts its buffers
 
+    except FloatingPointError:
+        dist.all_reduce(skipped)          # the ranks whose loss is finite are in their backward
+
 Right
     if rank == 0: save(model)
     dist.barrier()
 
     if rank == 0: validate(ddp_model.module)
+
+    bad = (~torch.isfinite(loss)).float()
+    dist.all_reduce(bad)                  # on every rank, then all skip or none
+    if bad: continue
 
 Known limits
     A broadcast whose source and receivers stand on two lines is healthy. Silent where the run ended well.
@@ -33,7 +40,7 @@ from collections.abc import Iterable, Sequence
 from harness.checks.base import Check, NotApplicable
 from harness.checks.hng import waits
 from harness.checks.lau import blame
-from harness.checks.out import lone_forward
+from harness.checks.out import branches, lone_forward
 from harness.checks.out.lone_forward import LoneForward
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
@@ -62,13 +69,14 @@ class CollectiveUnderRank0(Check):
         if found is not None and not blame.fell_alone(run) and not _held_up(run, found.missing):
             exit_at = pairing.missed_at(run, found.event)
             past = [f"it is at {found.event.where.place}; the way past it is `{exit_at.text}`"] if exit_at and found.event.where else []
-            some, rest = ", ".join(map(str, found.ranks)), ", ".join(map(str, found.missing))
+            around = branches.around(run, found.event)
+            rest = f"{blame.plural(list(found.missing))} never {'comes' if len(found.missing) == 1 else 'come'} to this statement"
             yield self.finding(
-                f"{found.event['op']} is called on ranks {some} only; ranks {rest} never come to this statement",
+                f"{found.event['op']} is called {'in an exception handler, ' if around.handler else ''}on {blame.plural(list(found.ranks))} only; {rest}",
                 where=exit_at or found.event.where,
                 ranks=found.ranks,
-                notes=[*past, f"collective {found.n} there", *waits.standing(run)],
-                help="call the collective on every rank: move it out of the rank-dependent branch",
+                notes=[*past, *around.notes, f"collective {found.n} there", *waits.standing(run)],
+                help=around.help,
             )
 
     def _forward(self, one: LoneForward, run: Run) -> Finding:

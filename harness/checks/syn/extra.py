@@ -26,6 +26,7 @@ from collections.abc import Iterable
 
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
+from harness.checks.out import branches
 from harness.checks.syn import pairing
 from harness.model import Finding, Severity
 from harness.probe import protocol
@@ -65,7 +66,7 @@ class ExtraCollective(Check):
                     where=(pairing.missed_at(run, found.event) or found.event.where) if found else None,
                     ranks=(most,),
                     notes=["from here on the ranks' collectives are paired wrongly"],
-                    help="issue every collective on every rank; take it out of the rank-dependent branch",
+                    help=branches.around(run, found.event).help if found else branches.UNKNOWN,
                 )
                 return
         if found is not None and len({len(c) for c in pairs.columns}) > 1:
@@ -75,7 +76,7 @@ class ExtraCollective(Check):
                 where=pairing.missed_at(run, found.event) or found.event.where,
                 ranks=found.ranks,
                 notes=[f"collectives a rank: {', '.join(str(len(c)) for c in pairs.columns)}"],
-                help="issue every collective on every rank; take it out of the rank-dependent branch",
+                help=branches.around(run, found.event).help,
             )
 
 

@@ -104,6 +104,26 @@ def test_an_early_return_past_a_collective_is_named(ways: list[dict[str, Any]], 
     assert found.where is not None and found.where.line == line and found.ranks == (0, 1)
 
 
+AROUND = [
+    ([(58, "except FloatingPointError as exc:")], "in an exception handler, ", "a handler runs on the ranks that raised"),
+    ([(40, "if verbose:"), (58, "except (ValueError,")], "in an exception handler, ", "a handler runs on the ranks that raised"),
+    ([(58, "except ValueError:"), (60, "if rank == 0:")], "", "move it out of the rank-dependent branch"),
+    ([(58, "if not dist.get_rank():")], "", "move it out of the rank-dependent branch"),
+    ([(58, "if not torch.isfinite(loss):")], "", "reduce the answer over all ranks first"),
+    ([], "", "no rank may pass it by"),
+]
+
+
+@pytest.mark.parametrize(("branches", "said", "edit"), AROUND)
+def test_the_branch_around_a_lone_collective_says_what_to_do(branches: list[tuple[int, str]], said: str, edit: str) -> None:
+    ways = [{"site": site(line, text), "kind": "branch"} for line, text in branches]
+    told = event("coll_site", line=42, op="all_reduce", ways=ways, loop=None)
+    of = aborted([told, coll(42, s=2), lost("all_reduce", 42)], [told, coll(42, s=2)], [lost("backward", 68)], log=dump("all_reduce", 42))
+    (found,) = findings(CollectiveUnderRank0, of)
+    assert found.message == f"all_reduce is called {said}on ranks 0-1 only; rank 2 never comes to this statement" and edit in found.help
+    assert any(f"({site(58)['file'].rsplit('/', 1)[-1]}:" in note for note in found.notes) is bool(branches)
+
+
 def test_a_loop_left_by_ones_own_judgement_is_seen_behind_an_abort() -> None:
     loop = {"file": "/home/u/train.py", "func": "main", "first": 54, "last": 56, "level": 0}
     around = {"file": "/home/u/train.py", "func": "main", "first": 50, "last": 90, "level": 1}
