@@ -22,7 +22,15 @@ def _drawn_from(method: ast.FunctionDef) -> bool:
     if any(valuesources.callee(n) in ("choice", "choices") for n in draws):
         return True
     named = {target.id for n in syntax.nodes(method) for target in _bound(n, draws) if isinstance(target, ast.Name)}
-    return any(_reads(n, draws, named) for n in syntax.nodes(method))
+    replaced = {ast.unparse(n) for n in syntax.nodes(method) if isinstance(n, ast.Subscript) and isinstance(n.ctx, (ast.Store, ast.Del))}
+    return any(_reads(n, draws, named) and not _takes_out(n, replaced) for n in syntax.nodes(method))
+
+
+def _takes_out(node: ast.AST, replaced: set[str]) -> bool:
+    """A shuffle buffer's `pool.pop(i)`, and `pool[i]` where another row is put in its place, or it is deleted: no row is taken twice."""
+    if isinstance(node, ast.Call):
+        return valuesources.callee(node) == "pop" and isinstance(node.func, ast.Attribute)
+    return isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name) and ast.unparse(node) in replaced
 
 
 def _bound(node: ast.AST, draws: list[ast.Call]) -> list[ast.expr]:

@@ -39,6 +39,8 @@ def told(tmp_path: Path, body: str) -> bool:
         "for i in np.random.choice(len(self.rows), 64):\n    yield self.rows[i]",
         "for i in torch.randint(len(self.rows), (64,)):\n    yield self.rows[i]",
         "for i in torch.multinomial(self.weights, 64, replacement=True):\n    yield self.rows[i]",
+        "while True:\n    i = rng.randrange(9)\n    self.seen[i] = 1\n    yield self.rows[i]",  # what is written is another list
+        "while True:\n    i = rng.randrange(9)\n    self.cache[i] = read(i)\n    yield self.cache[i]",
     ],
 )
 def test_with_replacement(tmp_path: Path, body: str) -> None:
@@ -54,6 +56,9 @@ def test_with_replacement(tmp_path: Path, body: str) -> None:
         "for i in np.random.choice(64, 64, replace=False):\n    yield self.rows[i]",
         "for i in torch.multinomial(self.weights, 64):\n    yield self.rows[i]",
         "for row in self.rows:\n    yield row.roll(1) * torch.randint(0, 2, (1,))",  # augmentation
+        "for row in self.rows:\n    slot = rng.randrange(9)\n    pool[slot], out = row, pool[slot]\n    yield out",  # a shuffle buffer
+        "while pool:\n    yield pool.pop(rng.randrange(len(pool)))",
+        "while pool:\n    i = rng.randrange(len(pool))\n    row = pool[i]\n    del pool[i]\n    yield row",
     ],
 )
 def test_each_once(tmp_path: Path, body: str) -> None:

@@ -15,6 +15,8 @@ Wrong
     order[rank + worker.id :: world_size * worker.num_workers]       # two readers share a number, another number nobody has
     order[rank * worker.num_workers + worker.id :: world_size]       # the stride forgets the workers: each share is read by several
 
+    Random(seed + rank).shuffle(files); files = files[rank::world_size]             # each rank cuts an order of its own
+
 Right
     def __iter__(self):
         worker = get_worker_info()
@@ -123,7 +125,7 @@ class IterableNotSharded(Check):
         return self.finding(
             f"the ranks' shares of {first.opened['dataset']} overlap: {num} of the {len(_identity(first))} samples of rank {first.rank} "
             "are drawn by another rank too",
-            where=where_of(first.opened["iter_at"]) or first.made_dataset,
+            where=_told_line(run, first, "own_order") or where_of(first.opened["iter_at"]) or first.made_dataset,
             ranks=run.rank_ids,
             severity=Severity.WARNING,
             notes=["no rank draws a sample twice in a pass: each takes its part of an order of its own"],

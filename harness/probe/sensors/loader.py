@@ -12,9 +12,9 @@ data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the f
 the end), worker_random ([torch, python, numpy, own] generators drawn from for each sample in a worker), worker_seeds (first 8 workers: what [torch,
 python, numpy] are seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own generators), switch (see layers.py),
 let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop, attributes {name: [ordered digest, sorted digest,
-length, site]} of what the dataset keeps in sequences, strided: see strides.py, resampled: see resampling.py, reader_sum, reader_stride: see readersums.py.
-Event "loop" (first time a statement iterates a loader): of="loader", exits and ranges of this loop and those around it, see `origins.loops`,
-whole: see overwhole.py, batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join": a Join context was entered.
+length, site]} of what the dataset keeps in sequences, strided: see strides.py, resampled: see resampling.py, reader_sum, reader_stride: see readersums.py,
+own_order: see ownorders.py. Event "loop" (first time a statement iterates a loader): of="loader", exits and ranges of this loop and those
+around it, see `origins.loops`, whole: see overwhole.py, batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join": a Join context was entered.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from .. import (
     digests,
     origins,
     overwhole,
+    ownorders,
     readersums,
     resampling,
     sharedfiles,
@@ -174,20 +175,19 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
     S.recorder.event("loader", site, loop=one.loop, loader=one.loader, base_seed=base_seed, copies=copies, **told)
     if id(loader.dataset) not in _told_datasets:
         _told_datasets.add(id(loader.dataset))
-        kind = type(loader.dataset).__name__
-        strided = strides.told(loader.dataset, _made.get(id(loader), {}).get("made_dataset"))
-        attributes = datasets.fingerprint(loader.dataset)
-        stream = datasets.is_iterable(loader.dataset)
+        kind, stream = type(loader.dataset).__name__, one.iterable
+        made = _made.get(id(loader), {}).get("made_dataset")
+        strided, attributes = strides.told(loader.dataset, made), datasets.fingerprint(loader.dataset)
         summed, stride = (look(loader.dataset) if loader.num_workers > 1 and stream else None for look in (readersums.told, readersums.stride))
-        again = stream and resampling.told(loader.dataset)
+        apart = ownorders.told(loader.dataset, made) if stream else None
         S.recorder.event(
             "dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=attributes, drawn=[*rng.early], strided=strided,
-            reader_sum=summed, reader_stride=stride, resampled=again,
+            reader_sum=summed, reader_stride=stride, resampled=stream and resampling.told(loader.dataset), own_order=apart,
         )  # fmt: skip
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])
-        whole = overwhole.told(site, _made.get(id(loader)))
-        S.recorder.event("loop", site, of="loader", whole=whole, batch_means=batchmeans.told(site), **origins.loops(stack))
+        told = {"whole": overwhole.told(site, _made.get(id(loader))), "batch_means": batchmeans.told(site)}
+        S.recorder.event("loop", site, of="loader", **told, **origins.loops(stack))
 
 
 _made: dict[int, dict[str, Any]] = {}

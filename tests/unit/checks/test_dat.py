@@ -1102,6 +1102,13 @@ def test_what_ranks_that_draw_with_replacement_have_in_common_is_chance(resample
     assert [f.code for f in builder.findings(IterableNotSharded, two(*told))] == ([] if resampled else ["DAT107"])
 
 
+def test_an_order_of_its_own_is_named_where_its_seed_is() -> None:
+    shares = [list(range(32)), list(range(20, 52))]
+    told = [[event("dataset", kind="Stream", resampled=False, own_order=site(8, "rng.shuffle(files)")), *stream(r, shares[r])] for r in range(2)]
+    found = said(IterableNotSharded, two(*told))
+    assert found.where is not None and found.where.line == 8
+
+
 def test_epoch_set_on_one_rank_only_is_another_cause() -> None:
     run = two(
         *([e for n in range(2) for e in one_pass(n, share(rank, n * (rank == 0)), **shuffled(rank, n * (rank == 0)))] for rank in range(2))
