@@ -34,6 +34,7 @@ def record(error: BaseException, tb: TracebackType | None = None, thread: str = 
         if isinstance(error, (SystemExit, GeneratorExit)) or key in _seen or S.recorder.disabled or len(_seen) >= MAX_FAILURES:
             return
         _seen.add(key)
+        S.recorder.fallen += thread != "main"
         try:
             _write(error, tb or error.__traceback__, thread)
         except Exception as second:

@@ -204,7 +204,7 @@ def detail_kept(step: int, num_params: int) -> bool:
 
 # ---- status page ------------------------------------------------------------------------------------------------------------
 # seq counts writes (odd while writing), so that a reader can tell a torn page.
-STATUS = struct.Struct("<IIQIIQ16s32s")  # seq, pid, time_ns, progress counter, step, since_ns, phase, op
+STATUS = struct.Struct("<IIQIIQ16s32sI")  # seq, pid, time_ns, progress counter, step, since_ns, phase, op, fallen
 STATUS_SITE_BYTES = 400  # then "file:line:function" of the call the process is in, NUL padded
 STATUS_BYTES = STATUS.size + STATUS_SITE_BYTES
 
@@ -258,13 +258,14 @@ class Status(NamedTuple):
     phase: str
     op: str
     site: str
+    fallen: int = 0  # threads of the process that ended by an exception
 
 
 def parse_status(page: bytes) -> Status | None:
     """The status page as a Status, or None where it is torn or too short."""
     if len(page) < STATUS_BYTES:
         return None
-    seq, pid, time_ns, progress, step, since_ns, phase, op = STATUS.unpack_from(page)
+    seq, pid, time_ns, progress, step, since_ns, phase, op, fallen = STATUS.unpack_from(page)
     if seq % 2 or seq == 0:
         return None
     site = page[STATUS.size : STATUS_BYTES].split(b"\0", 1)[0].decode("utf-8", "replace")
@@ -277,4 +278,5 @@ def parse_status(page: bytes) -> Status | None:
         phase.rstrip(b"\0").decode("ascii", "replace"),
         op.rstrip(b"\0").decode("ascii", "replace"),
         site,
+        fallen,
     )

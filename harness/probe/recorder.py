@@ -70,6 +70,7 @@ class Recorder:
         self._progress = 0
         self._phase = b"start"
         self._op = b""
+        self.fallen = 0  # threads that ended by an exception
         self._op_since = 0
         self._site = b""
         self._stem = ""
@@ -240,7 +241,8 @@ class Recorder:
             site = self._site + b"\0"
             page[: protocol.STATUS.size + len(site)] = (
                 protocol.STATUS.pack(
-                    seq + 1, self.pid, now_ns, self._progress & 0xFFFFFFFF, self.steps & 0xFFFFFFFF, self._op_since, self._phase, self._op
+                    seq + 1, self.pid, now_ns, self._progress & 0xFFFFFFFF, self.steps & 0xFFFFFFFF, self._op_since, self._phase, self._op,
+                    self.fallen,
                 )
                 + site
             )

@@ -7,7 +7,8 @@ Something moves when any process enters or leaves a call that can block, draws a
 - ... and that process uses the CPU (compiling, evaluating) or is inside torch.save: until nine times that;
 - a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s; those that began behind its end
   wait for others (a restart, the next trial);
-- nobody waits: never a hang, the wall limit is for that. A process that is alone waits for nobody in its backward.
+- nobody waits, but a thread has ended by an exception and no process uses the CPU: as slow, until three times that;
+- nobody waits otherwise: never a hang, the wall limit is for that. A process that is alone waits for nobody in its backward.
 
 `limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time, and up to three times that on a
 host whose cores others use. `--hang-timeout` sets it; only a process that saves or uses the CPU, or would if it got a core, stretches that one.
@@ -121,7 +122,7 @@ class Watch:
         living = [page for page in pages if page.alive and not self._only_waits_for_children(page, pages)]
         alone = len(living) == 1 and self._plan.world_size == 1
         waiting = [page for page in living if _waits(page) and not (alone and page.status.op in LOCAL_OPS)]
-        if not waiting and not any(page.status.op in OWN_WAITS for page in living):
+        if not waiting and not any(page.status.op in OWN_WAITS for page in living) and not self._fell_silent(living, silent_s):
             return float("inf")
         if self._plan.hang_timeout_s is not None:  # short ones are for tests: a loaded host must not make them lie
             limit_s = self._plan.hang_timeout_s
@@ -136,6 +137,10 @@ class Watch:
         began = min((self._born[page.stem] for page in waiting if page.status.op != "join"), default=float("inf"))
         dead = any(not page.alive and page.stem not in children and began <= self._gone[page.stem] for page in pages)
         return min(base, DEAD_PEER_S) if dead and not any(page.status.op in LOCAL_OPS or page.ended for page in living) else base
+
+    def _fell_silent(self, living: Sequence[Page], silent_s: float) -> bool:
+        """Whether a thread has ended by an exception, and nothing works any more: what it would have made is waited for where no call of ours shows it."""
+        return any(page.status.fallen for page in living) and not self._any_busy(living, silent_s, 0.0)
 
     def _unseen(self, pages: Sequence[Page]) -> bool:
         """Whether a launched rank has not shown itself yet: it may still read its data."""

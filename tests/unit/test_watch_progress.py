@@ -40,11 +40,11 @@ class Ranks:
         self.watch = Watch(folder, plan, lambda: self.now)
         self.counts: dict[int, int] = {}
 
-    def write(self, rank: int, op: str = "", step: int = 0, phase: str = "train", moves: bool = True, ppid: int = 1, pid: int = 0) -> None:
+    def write(self, rank: int, op: str = "", step: int = 0, phase: str = "train", moves: bool = True, ppid: int = 1, pid: int = 0, fallen: int = 0) -> None:
         pid = pid or 100 + rank
         self.counts[pid] = self.counts.get(pid, 0) + moves
         stem = f"0-{pid}-5"
-        head = protocol.STATUS.pack(2, pid, 1, self.counts[pid], step, 1, phase.encode(), op.encode())
+        head = protocol.STATUS.pack(2, pid, 1, self.counts[pid], step, 1, phase.encode(), op.encode(), fallen)
         (self.folder / f"{stem}.status").write_bytes(head + b"train.py:7:main".ljust(protocol.STATUS_SITE_BYTES, b"\0"))
         (self.folder / f"{stem}.jsonl").write_text(json.dumps({"k": "start", "rank": rank, "ppid": ppid}) + "\n")
 
@@ -84,6 +84,15 @@ def test_the_limit_follows_who_waits(make: Make, ops: tuple[str, str], step: int
     ranks = make()
     for rank, op in enumerate(ops):
         ranks.write(rank, op, step)
+    assert ranks.hung_after() == limit_s
+
+
+@pytest.mark.parametrize(("busy", "limit_s"), [((), 30.0), ((101,), float("inf"))])
+def test_a_thread_that_fell_is_waited_for_where_nothing_works(make: Make, busy: tuple[int, ...], limit_s: float) -> None:
+    ranks = make()
+    ranks.busy.update(busy)
+    ranks.write(0, "", 9, fallen=1)
+    ranks.write(1, "", 9)
     assert ranks.hung_after() == limit_s
 
 
