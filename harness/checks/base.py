@@ -65,6 +65,9 @@ class Check(ABC):
         help: str = "",
         severity: Severity | None = None,
         evidence: Mapping[str, Any] | None = None,
+        folds: Sequence[str] = (),
     ) -> Finding:
-        """A finding of this check; severity defaults to the class's."""
-        return Finding(self.code, self.name, severity or self.severity, message, where, tuple(ranks), tuple(notes), help, evidence or {})
+        """A finding of this check; severity defaults to the class's. `folds`: codes that this one explains beside those of its check."""
+        return Finding(
+            self.code, self.name, severity or self.severity, message, where, tuple(ranks), tuple(notes), help, evidence or {}, tuple(folds)
+        )

@@ -110,28 +110,32 @@ def _place(error: BaseException) -> str:
 def fold(findings: Sequence[Finding]) -> list[Finding]:
     """One cause, one finding: what another finding explains is named in its `consequences` and dropped.
 
-    Explaining is transitive; two findings that explain each other keep the one that comes first by code.
+    A finding that comes with `consequences` explains those beside what its check does. Explaining is transitive; two findings that explain
+    each other keep the one that comes first by code.
     """
     symptoms = tuple(kind.code for kind in all_checks() if kind.symptom)
     causes = {f.code for f in findings if f.severity >= Severity.ERROR and f.code not in symptoms}
     explains = {kind.code: kind.explains + (symptoms if kind.code in causes else ()) for kind in all_checks()}
+    own: dict[str, tuple[str, ...]] = {}  # what single findings of a code explain beside it
+    for f in findings:
+        own[f.code] = (*own.get(f.code, ()), *f.consequences)
     present = {f.code for f in findings}
 
-    def reach(code: str, seen: set[str]) -> set[str]:
-        for pattern in explains.get(code, ()):
+    def reach(code: str, patterns: tuple[str, ...], seen: set[str]) -> set[str]:
+        for pattern in patterns:
             for other in present:
                 if other not in seen and other != code and fnmatch.fnmatchcase(other, pattern):
                     seen.add(other)
-                    reach(other, seen)
+                    reach(other, explains.get(other, ()) + own[other], seen)
         return seen
 
-    below = {code: reach(code, set()) for code in sorted(present)}
+    below = {code: reach(code, explains.get(code, ()) + own[code], set()) for code in sorted(present)}
     dropped: set[str] = set()
     for code in sorted(present, key=lambda c: (-len(below[c]), c)):
         if code not in dropped:
             dropped |= {other for other in below[code] if other != code and not (code in below[other] and other < code)}
     kept = [
-        replace(f, consequences=tuple(sorted(below[f.code] & dropped))) if below[f.code] & dropped else f
+        replace(f, consequences=tuple(sorted(reach(f.code, explains.get(f.code, ()) + f.consequences, set()) & dropped)))
         for f in findings
         if f.code not in dropped
     ]

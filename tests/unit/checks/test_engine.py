@@ -20,6 +20,12 @@ def test_a_consequence_is_folded_under_its_cause() -> None:
     assert kept.code == "SYN101" and kept.consequences == ("SYN127",)
 
 
+def test_a_single_finding_may_explain_more_than_its_check() -> None:
+    by_it = Finding("OUT103", "n", Severity.ERROR, "message", consequences=("LAU101", "HNG*"))
+    kept = fold([found("OUT103", Severity.ADVICE), by_it, found("LAU101")])
+    assert [(f.code, f.severity, f.consequences) for f in kept] == [("OUT103", Severity.ERROR, ("LAU101",)), ("OUT103", Severity.ADVICE, ())]
+
+
 def test_any_error_explains_a_loss_that_does_not_fall() -> None:
     (kept,) = fold([found("OPT113"), found("SYN103")])
     assert kept.code == "SYN103" and kept.consequences == ("OPT113",)

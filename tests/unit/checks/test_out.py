@@ -137,6 +137,40 @@ def test_atomic_replacement_is_advice() -> None:
     assert [f.severity for f in findings(EveryRankWritesSameFile, two(moves(0), moves(1)))] == [Severity.ADVICE]
 
 
+PARTIAL, GONE = "/w/cache/v3.partial", "[Errno 2] No such file or directory: 'cache/v3.partial' -> 'cache/v3.npz'"
+
+
+def builds(*more: Event, opened: bool = True) -> list[Event]:
+    """A file made under one temporary name on every rank."""
+    made = [event("open", line=46, path=PARTIAL, mode="w", exists=False, y=1, locks=0)] if opened else []
+    return [*made, event("rename", line=51, src=PARTIAL, dst="/w/cache/v3.npz", y=1), *more]
+
+
+def raises(message: str = GONE, kind: str = "FileNotFoundError") -> Event:
+    return event("failure", line=51, type=kind, message=message, frames=[])
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_rank_that_falls_over_the_shared_temporary_name_is_one_finding(opened: bool) -> None:
+    _, found = judge(two(builds(opened=opened), builds(raises(), opened=opened), exits=(0, 1)), select=("OUT103", "LAU101"))
+    assert [(f.code, f.severity, f.consequences) for f in found] == [("OUT103", Severity.ERROR, ("LAU101",))]
+    assert found[0].where is not None and found[0].where.line == 51 and "rank 1 failed for it" in found[0].message
+    assert any("rank 0 renames it to v3.npz at line 51" in note for note in found[0].notes)
+
+
+@pytest.mark.parametrize("other", [raises("[Errno 2] No such file or directory: 'data/train.bin'"), raises("cache/v3.partial", "ValueError")])
+def test_a_failure_of_another_kind_stands_beside_the_shared_file(other: Event) -> None:
+    _, found = judge(two(builds(), builds(other), exits=(0, 1)), select=("OUT103", "LAU101"))
+    assert [(f.code, f.severity, f.consequences) for f in found] == [("LAU101", Severity.ERROR, ()), ("OUT103", Severity.WARNING, ())]
+
+
+def test_one_temporary_name_is_told_once_and_not_called_a_copy_of_its_own() -> None:
+    (found,) = findings(EveryRankWritesSameFile, two(builds(), builds()))
+    assert found.severity is Severity.WARNING and "may be half written" in found.notes[-1]
+    (unseen,) = findings(EveryRankWritesSameFile, two(builds(opened=False), builds(opened=False)))
+    assert unseen.severity is Severity.ADVICE and "own copy" not in unseen.message and "never half written" not in "".join(unseen.notes)
+
+
 def test_collective_counts_that_differ_are_inconclusive() -> None:
     one = [opens(y=5), event("end", y=9, how="exit")]
     other = [opens(y=5), event("end", y=12, how="exit")]
