@@ -1,4 +1,4 @@
-"""The number that the last backward began from."""
+"""The number that the last backward began from, without the factor that a GradScaler put on it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def value() -> float | None:
         return None
     try:
         if isinstance(loss, float):
-            return loss
+            return loss / S.loss_scale
         if loss.is_cpu:
-            return float(loss.item()) if loss.numel() == 1 else float(loss.detach().float().mean())
+            return (float(loss.item()) if loss.numel() == 1 else float(loss.detach().float().mean())) / S.loss_scale
         return _device_loss(loss)
     except (RuntimeError, TypeError):
         return None
 
 
-_in_flight: list[tuple[Any, Any]] = []
+_in_flight: list[tuple[Any, Any, float]] = []  # the copy, what tells that it has arrived, the factor that is on it
 
 
 def _device_loss(loss: Any) -> float | None:
@@ -34,8 +34,9 @@ def _device_loss(loss: Any) -> float | None:
     host.copy_(loss.detach().float().mean(), non_blocking=True)
     event = torch.cuda.Event()
     event.record()
-    _in_flight.append((host, event))
+    _in_flight.append((host, event, S.loss_scale))
     newest: float | None = None
     while _in_flight and _in_flight[0][1].query():
-        newest = float(_in_flight.pop(0)[0])
+        arrived, _, scale = _in_flight.pop(0)
+        newest = float(arrived) / scale
     return newest

@@ -77,7 +77,7 @@ _NUMBERS = (
     ("num_samples", "I"),  # samples in them
     ("num_graphs", "I"),  # autograd graphs of earlier losses or outputs that are still alive
     ("sched", "i"),  # lr scheduler steps so far
-    ("loss", "d"),  # the scalar backward() was called on (last one before the step); nan: none
+    ("loss", "d"),  # the scalar backward() was called on (last one before the step), without a GradScaler's factor; nan: none
     ("lr", "d"),  # of the first group, at the step
     ("scale", "d"),  # GradScaler scale; 0: none
     ("grad_norm", "d"),  # norm returned by the last clip_grad_norm_ since the last step; nan: none

@@ -75,6 +75,7 @@ class State:
         self.in_backward = 0
         self.in_hook = 0  # inside a communication hook of DDP
         self.loss: Any = None  # detached scalar of the last backward
+        self.loss_scale = 1.0  # the factor of a GradScaler that is on it
         self.loss_site: Site | None = None
         self.graphs_alive = 0
         self.sched_steps = 0

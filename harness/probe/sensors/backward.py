@@ -92,6 +92,7 @@ def _enter(loss: Any, site: sites.Site, given: Any = None) -> None:
     since.num_backward += 1
     S.backwards += 1
     S.loss, S.loss_site = _value(loss) if given is None or loss.numel() == 1 else None, site  # else an output between two stages of a pipeline
+    S.loss_scale = scales.scale_of(loss) or 1.0
     if loss.grad_fn is not None:
         if S.steps < 24 and given is None and (divisor := roots.divisor_of(loss)) is not None:
             made = site if "/" in sites.text(site) else sources.loss_made_at(site[0], site[1]) or site
