@@ -3,7 +3,7 @@
 What it does
     Compares the base seed from which a loader seeds its workers, what `worker_init_fn` seeded instead, and the states of generators that
     the dataset owns; looks in the workers whether fetching a sample draws from them. Of a generator that the dataset or its transform holds:
-    in which state the workers of one rank find it and leave it.
+    in which state the workers of one rank, and the worker of one number on all ranks, find it and leave it.
 
 Why it is bad
     Worker 0 of every rank augments its n-th sample alike; with a generator that the dataset owns so do all workers of one rank.
@@ -12,6 +12,8 @@ Wrong
     loader = DataLoader(dataset, num_workers=4, generator=torch.Generator().manual_seed(seed))
 
     def worker_init_fn(worker_id): np.random.seed(worker_id)
+
+    def worker_init_fn(worker_id): get_worker_info().dataset.mask.rng.seed(get_worker_info().seed % 2**32)      # equal where all ranks seed torch alike
 
     self.rng = np.random.default_rng(seed)          # in the dataset: copied into each worker, anew in each epoch
 
@@ -48,8 +50,10 @@ class WorkerRngIdentical(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
         worked = [p for p in passes.training(run) if number(p.opened["num_workers"]) > 0 and not p.iterable]
-        groups = [g for g in passes.aligned(run, worked) if all(any(_moved(p)) or _copied(p) for p in g)]
-        if not groups:
+        aligned = passes.aligned(run, worked)
+        groups = [g for g in aligned if all(any(_moved(p)) or _copied(p) for p in g)]
+        held = [g for g in aligned if all(_found_states(p) for p in g)]
+        if not groups and not held:
             raise NotApplicable("no training pass whose workers draw at random")
         found = self._seeded_alike(run, groups)
         if found is not None:
@@ -65,8 +69,26 @@ class WorkerRngIdentical(Check):
             if name:
                 yield owned_finding(self, run, group[0], name)
                 return
-        if all(_copied(p) for g in groups for p in g):
+        if groups and all(_copied(p) for g in groups for p in g):
             yield self._copies(run, groups)
+        elif held and all(_twins(g) for g in held):
+            yield self._held(run, held)
+
+    def _held(self, run: Run, held: list[list[Pass]]) -> Finding:
+        """A generator that a transform holds, given by `worker_init_fn` what has no rank in it."""
+        first = held[0][0]
+        name = str(first.closed["worker_own"].get("name")) if first.closed is not None else ""
+        seeds = repr(first.opened["base_seed"]) == repr(held[0][1].opened["base_seed"])
+        return self.finding(
+            f"the dataset's generator `{name}` is in the same state in worker k of every rank: the n-th sample of each gets the same draws",
+            where=where_of(first.opened["seeds_workers"]) or _made_at(first) or first.made_dataset,
+            ranks=run.rank_ids,
+            notes=[
+                f"{len(held)} passes, {number(first.opened['num_workers'])} workers a rank",
+                *(["`get_worker_info().seed` is equal on all ranks: their torch generators were seeded alike"] if seeds else []),
+            ],
+            help="add the rank to what `worker_init_fn` seeds it with: `info.seed + rank * info.num_workers`",
+        )
 
     def _copies(self, run: Run, groups: list[list[Pass]]) -> Finding:
         """One generator, one state: no worker of a rank was given its own, in no pass."""
@@ -123,6 +145,19 @@ def _found_states(one: Pass) -> list[list[int]]:
     told = one.closed["worker_own"] if one.closed is not None else None
     rows = told.get("workers") if isinstance(told, Mapping) else None
     return [[number(v) for v in r] for r in rows if isinstance(r, list) and len(r) == 3] if isinstance(rows, list) else []
+
+
+def _twins(group: list[Pass]) -> bool:
+    """Worker k of every rank found the dataset's generator in one state and left it in one, twice, while the ranks drew different samples; a dataset
+    that seeds anew for each sample, by its index, leaves it elsewhere on each rank."""
+    tables = [_found_states(p) for p in group]
+    if any(t != tables[0] for t in tables[1:]) or passes.same_order(group):
+        return False
+    return all(len(set(row)) == len(row) and row[2] for row in tables[0])
+
+
+def _made_at(one: Pass) -> Where | None:
+    return where_of(one.closed["worker_own"].get("site")) if one.closed is not None else None
 
 
 def _copied(one: Pass) -> tuple[str, Where | None] | None:

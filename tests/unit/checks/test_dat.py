@@ -829,7 +829,7 @@ def test_a_generator_that_is_copied_into_the_workers() -> None:
                 for e in one_pass(
                     n, share(r, n), **shuffled(r, n), num_workers=2, base_seed=70 + 9 * n + r, iterable=iterable, worker_random=[0, 0, 0, 1],
                     own=[{"rng": 7 + r}, {"rng": 7 + r}],
-                    worker_own={"name": "rng", "site": site(19, "self.rng = default_rng(seed)"), "workers": rows},
+                    worker_own={"name": "rng", "site": site(19, "self.rng = default_rng(seed)"), "workers": [[v + 100 * r for v in w] for w in rows]},
                 )
             ]
             for r in range(2)
@@ -862,6 +862,28 @@ def test_a_generator_in_one_state_on_all_ranks() -> None:
     silent(WorkerRngIdentical, run([[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [10, 11, 12]]))  # worker_init_fn gave each its own
     silent(WorkerRngIdentical, run([[1, 2, 0], [4, 5, 0]], [[7, 8, 0], [10, 11, 0]]))
     silent(WorkerRngIdentical, run([[1, 2, 3], [1, 5, 6]], [[1, 8, 9], [1, 11, 12]]))  # each made its own at its first sample
+
+
+def test_a_transforms_generator_that_worker_init_fn_seeds_without_the_rank() -> None:
+    def run(*workers: list[list[int]], same_order: bool = False, base: int = 0) -> Run:
+        own = (
+            one_pass(0, share(0 if same_order else r), **shuffled(r), num_workers=2, base_seed=70 + base * r, worker_random=[0, 0, 0, 0],
+                     seeds_workers=site(27, "rng.seed(info.seed)"),
+                     worker_own={"name": "mask.rng", "site": site(19), "workers": workers[r]})
+            for r in range(2)
+        )  # fmt: skip
+        return two(*own)
+
+    table = [[1, 2, 3], [4, 5, 6]]
+    found = said(WorkerRngIdentical, run(table, table))
+    assert found.where is not None and found.where.line == 27 and "`mask.rng`" in found.message and len(found.notes) == 2
+    assert len(said(WorkerRngIdentical, run(table, table, base=1)).notes) == 1  # seeded by the worker's number
+    silent(WorkerRngIdentical, run(table, [[7, 8, 9], [10, 11, 12]]))
+    silent(WorkerRngIdentical, run(table, [[4, 5, 6], [7, 8, 9]]))  # rank + worker: only some
+    silent(WorkerRngIdentical, run([[1, 2, 3], [1, 5, 6]], [[1, 8, 9], [1, 11, 12]]))  # seeded anew for each sample, by its index
+    silent(WorkerRngIdentical, run([[1, 2, 2], [4, 2, 2]], [[1, 2, 2], [4, 2, 2]]))  # with one value for each sample
+    silent(WorkerRngIdentical, run([[1, 2, 0], [4, 5, 0]], [[1, 2, 0], [4, 5, 0]]))  # one fetch each, or no draw in the second
+    silent(WorkerRngIdentical, run(table, table, same_order=True))  # the same samples: by index they draw the same
 
 
 def test_sample_order() -> None:
