@@ -196,7 +196,7 @@ class Session:
         run = replay.read_run(folder, plan, ending, self.cores)
         verdict = replay.settle(run, judging, self.interrupts.code)
         report = report_json.finished(run, verdict, argv, started_ns)
-        self.live.taken_back(self.suspected.difference(*((f.code, *f.consequences) for f in verdict.findings)))
+        self.live.taken_back(self.suspected.difference(*((f.code, *f.consequences) for f in verdict.findings)), verdict.outcomes)
         try:
             if ending.reason == "folder-deleted":  # made again for the report alone: a verdict has to lie somewhere
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TextIO
 
-from harness.model import Finding, Plan
+from harness.model import Finding, Outcome, OutcomeKind, Plan
 from harness.report import console
 from harness.report.console import Style
 from harness.report.text import clean
@@ -93,10 +93,16 @@ class Live:
     def note(self, text: str) -> None:
         self.block(self.style.paint(f"note        {text}", "dim"))
 
-    def taken_back(self, codes: Iterable[str]) -> None:
-        """Suspects that the verdict does not hold: what was printed as one has to be unsaid."""
-        if listed := ", ".join(sorted(codes)):
+    def taken_back(self, codes: Iterable[str], outcomes: Iterable[Outcome] = ()) -> None:
+        """Suspects that the verdict does not hold: what was printed as one has to be unsaid; what could not be judged in the end stays open."""
+        unjudged = {o.code: o for o in outcomes if o.kind in (OutcomeKind.INCONCLUSIVE, OutcomeKind.CRASHED)}
+        suspected = sorted(codes)
+        if listed := ", ".join(code for code in suspected if code not in unjudged):
             self.note(f"taken back: {listed}, suspected while it ran, which the whole recording does not show")
+        for code in suspected:
+            if (open_ := unjudged.get(code)) is not None:
+                why = f": {open_.reason}" if open_.kind is OutcomeKind.INCONCLUSIVE and open_.reason else ""
+                self.note(f"left open: {code}, suspected while it ran, which could not be judged at the end{why}")
 
     def script(self, rank: int, lines: list[str]) -> None:
         shown = [console.script_line(rank, line, self.style) for raw in lines for line in clean(raw).split("\n") if line.strip()]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from controller_samples import FINDING, make_plan
 
+from harness.model import Outcome, OutcomeKind
 from harness.report import live
 from harness.report.console import Style
 from harness.report.live import Live, Tail, animated
@@ -130,3 +131,13 @@ def test_a_suspect_that_the_verdict_does_not_hold_is_unsaid() -> None:
     assert stream.getvalue() == ""
     shown.taken_back({"SYN126", "LAU101"})
     assert "taken back: LAU101, SYN126," in stream.getvalue()
+
+
+def test_a_suspect_that_could_not_be_judged_in_the_end_is_left_open() -> None:
+    stream = io.StringIO()
+    busy = Outcome("PRF102", "straggler", OutcomeKind.INCONCLUSIVE, "the host has other work: load 8.5 on 2 cores")
+    Live(stream, Style()).taken_back({"PRF102", "SYN126"}, [busy, Outcome("SYN126", "drift", OutcomeKind.RAN)])
+    assert stream.getvalue().splitlines() == [
+        "note        taken back: SYN126, suspected while it ran, which the whole recording does not show",
+        "note        left open: PRF102, suspected while it ran, which could not be judged at the end: the host has other work: load 8.5 on 2 cores",
+    ]
