@@ -421,7 +421,16 @@ def test_iterators_that_are_let_go_of_at_little_cost(healthy: Run) -> None:
 
 # ---- PRF112: one collective for each parameter ----
 def averaged_by_hand(
-    num: int, each_ms: float = 2.0, step_ms: float = 300.0, numel: int = 256, wait_ms: float = 0.0, *, grad: bool = True, ranks: int = 2
+    num: int,
+    each_ms: float = 2.0,
+    step_ms: float = 300.0,
+    numel: int = 256,
+    wait_ms: float = 0.0,
+    *,
+    grad: bool = True,
+    ranks: int = 2,
+    apart: bool = False,
+    every: int = 1,
 ) -> Run:
     def rank(r: int) -> Recording:
         events = [
@@ -434,13 +443,22 @@ def averaged_by_hand(
                 grad=grad,
                 numel=numel,
             )
-            for s in range(20)
+            for s in range(0, 20 * every, every)
             for i in range(num)
         ]
-        rows = [row(s, wall_s=step_ms / 1e3, num_coll=num, coll_s=(num * each_ms + wait_ms) / 1e3) for s in range(20)]
+        if apart:
+            events.append(event("coll_site", line=34, op="all_reduce", ways=[], loop=site(30), apart=True))
+        rows = [row(s, wall_s=step_ms / 1e3, num_coll=num, coll_s=(num * each_ms + wait_ms) / 1e3) for s in range(20 * every)]
         return recording(events, rows, rank=r)
 
     return cores(run([rank(r) for r in range(ranks)]))
+
+
+def test_one_collective_for_the_norm_of_each_parameter() -> None:
+    (found,) = findings(CollectivePerParameter, averaged_by_hand(130, numel=1, grad=False, apart=True))
+    assert (found.code, found.severity, found.where and found.where.line) == ("PRF112", Severity.WARNING, 34)
+    assert found.message == "130 small tensors are all-reduced one by one in every step: 87% of its time"
+    assert "torch.stack" in found.help
 
 
 def test_one_collective_for_each_parameter() -> None:
@@ -458,9 +476,11 @@ def test_one_collective_for_each_parameter() -> None:
         averaged_by_hand(130, each_ms=0.2),  # quick ones
         averaged_by_hand(60, numel=1_000_000),  # bound by bandwidth
         averaged_by_hand(60, each_ms=0.3, wait_ms=200),  # the first waits for a slower rank
-        averaged_by_hand(130, grad=False),  # no gradients
+        averaged_by_hand(130, grad=False),  # no gradients, and what a turn sends may be what the one before got
+        averaged_by_hand(130, numel=4096, grad=False, apart=True),  # activations
+        averaged_by_hand(130, grad=False, apart=True, every=2),  # not in every step
     ],
-    ids=["few", "quick", "large", "a slower rank", "not gradients"],
+    ids=["few", "quick", "large", "a slower rank", "not gradients", "activations", "now and then"],
 )
 def test_collectives_that_are_no_burden(healthy: Run) -> None:
     assert findings(CollectivePerParameter, healthy) == []
