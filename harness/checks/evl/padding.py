@@ -18,7 +18,8 @@ Right
 Known limits
     Whether gathered predictions are cut afterwards is read from the source only: where it has anything that could (a slice up to a computed
     bound, in any dimension, a mask of what lies below one, a split, a zip with the labels, a set, a dict by index), the check is inconclusive; a model's
-    forward is left out. Where a sum over the ranks is the data set's length, what is repeated weighs nothing. Of a sampler other than a
+    forward is left out. Where a sum over the ranks is the data set's length, what is repeated weighs nothing. A sum that comes before such a gather, of
+    batches or seconds, is no count of samples. Of a sampler other than a
     DistributedSampler the padding is found only where the number of samples is reduced as well as the score (or a multiple of it, as of tokens),
     in a tensor of at most eight elements.
 """
@@ -102,9 +103,17 @@ def _padding(one: Pass) -> int:
 
 def _counted_once(run: Run, one: Pass) -> bool:
     """Whether a count that the ranks add up behind it is that of the set, and none that with the padding: what is repeated weighs nothing."""
+    return _size(one) in _totals(run, one) and not _counted_padded(run, one)
+
+
+def _counted_padded(run: Run, one: Pass) -> bool:
+    return number((one.distributed or {}).get("total_size")) in _totals(run, one)
+
+
+def _totals(run: Run, one: Pass) -> set[float]:
+    """What the ranks' numbers behind it come to together."""
     behind = [r for r in reductions.aligned(run) if r.kind == "sum" and repeats.is_behind(r, one)]
-    totals = {sum(column) for r in behind for column in zip(*r.before, strict=True)}
-    return _size(one) in totals and number((one.distributed or {}).get("total_size")) not in totals
+    return {sum(column) for r in behind for column in zip(*r.before, strict=True)}
 
 
 def _use(run: Run, one: Pass) -> str:
@@ -117,7 +126,9 @@ def _use(run: Run, one: Pass) -> str:
     gathered = any(e["op"] in GATHERS and _per_sample(recording, e, one, inside=True) for e in inside)
     for event in [*inside, *after]:
         if event["op"] in SUMS and 0 < number(event["numel"]) <= 4096:
-            return "counted" if not gathered or not _may_cut(recording) else "gathered"
+            later = any(e["op"] in GATHERS and e.t_ns > event.t_ns and _per_sample(recording, e, one, inside=False) for e in after)
+            meters = later and (number(one.opened["batch_size"], 1) == 1 or not _counted_padded(run, one))  # of seconds a batch, say
+            return "counted" if not (gathered or meters) or not _may_cut(recording) else "gathered"
         if event["op"] in GATHERS and event in after:
             gathered = _per_sample(recording, event, one, inside=False)
             return "gathered" if gathered and _may_cut(recording) else "counted"

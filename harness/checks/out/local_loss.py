@@ -18,12 +18,14 @@ Right
         print(f"loss {loss_sum.item() / world_size:.4f}")
 
 Known limits
-    Advice. Averages that the script computes itself over a shard are not recognised here. A line that shows every rank's loss is healthy.
+    Advice. Averages that the script computes itself over a shard are not recognised here. A line that shows every rank's loss, or says that it
+    is of a rank, a shard or a worker, or local, is healthy.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -34,6 +36,7 @@ from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.record import Event, Recording, Run
 
+OWN = re.compile(r"(?<![a-z])(rank|local|shard|worker)(?![a-z])", re.IGNORECASE)
 USUAL = 0.8  # of the lines that can tell
 Hit = tuple[int, Event, tuple[float, list[float]]]  # rank, line, its loss and the others'
 
@@ -86,6 +89,8 @@ def _hits(run: Run, group: list[tuple[int, Event]]) -> list[Hit]:
     others: Counter[tuple[str, int]] = Counter()
     for rank, event in group:
         text = str(event["text"] or "")
+        if OWN.search(text):
+            continue
         shown = lines.decimals(text)
         known = [step for at in (event.step - 1, event.step) if (step := _step(run, rank, at)) is not None] if shown else []
         form = " ".join(lines.mask(text).split())

@@ -678,6 +678,18 @@ def test_padding_in_gathered_objects(leaves: int, cut: bool, counted: bool) -> N
     assert bool(found) is counted
 
 
+@pytest.mark.parametrize(("batch_size", "sums", "counted"), [(1, (10.0, 10.0), False), (4, (3.0, 3.0), False), (4, (10.0, 10.0), True)])
+def test_a_meter_reduced_before_results_are_gathered(batch_size: int, sums: tuple[float, float], counted: bool) -> None:
+    """Of batches, say: what is evaluated goes with the gather, from which repeated samples may be taken out."""
+    own = []
+    for rank in range(2):
+        events = trained(0, 2) + measured(1, 2, rank=rank, opened={**sampler(rank, size=19), "batch_size": batch_size})
+        meter = [event("coll", line=50, s=2, y=4, op="all_reduce", numel=2), reduced([sums[rank], 0.1], [sum(sums), 0.2], s=2)]
+        gather = [gathered([], s=2, leaves=10), event("coll", line=55, s=2, y=5, op="all_gather_object", numel=-1)]
+        own.append([*events, *meter, *gather])
+    assert bool(builder.findings(EvalPaddingDuplicates, two(*own))) is counted
+
+
 def test_a_train_that_takes_no_notice_of_its_mode() -> None:
     against = event("mode", line=14, s=2, training=True, against=True, module="Segmenter")
     found = said(NeverEvals, never({}, event("mode", line=60, s=2, training=False), against))

@@ -213,6 +213,13 @@ def test_local_loss_is_advice() -> None:
     assert [(f.code, f.severity) for f in findings(PrintsLocalLoss, both)] == [("OUT105", Severity.ADVICE)]
 
 
+@pytest.mark.parametrize("text", ["loss (rank 0) {}", "local loss {}", "worker loss: {}"])
+def test_a_line_that_says_whose_loss_it_is_is_healthy(text: str) -> None:
+    said = [event("print", line=9, s=s, text=text.format(v), stream=1) for s, v in ((1, "0.5123"), (2, "0.4001"))]
+    both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
+    assert findings(PrintsLocalLoss, both) == []
+
+
 def test_mean_loss_is_healthy() -> None:
     said = [event("print", line=9, s=1, text="loss 0.5562", stream=1), event("print", line=9, s=2, text="loss 0.4501", stream=1)]
     both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
