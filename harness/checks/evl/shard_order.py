@@ -3,8 +3,9 @@
 What it does
     For evaluations under a distributed sampler whose predicted classes are gathered from all ranks: computes the accuracy that each rank's
     predictions have with its own labels, and the one that the parts have with the labels in the order of the data set, put one behind the
-    other or taken by turns. A finding where a reported number is one of these and not the first. So too where the source compares the best column of
-    each gathered row with `arange(n)`, put one behind the other, against columns that were not gathered.
+    other or taken by turns. A finding where a reported number is one of these and not the first; where a row of scores for each sample is gathered, and
+    its best column taken for the class, at every evaluation. So too where the source compares the best column of each gathered row with `arange(n)`,
+    put one behind the other, against columns that were not gathered.
 
 Why it is bad
     A DistributedSampler deals samples out by turns: rank 0 has 0, 2, 4, ... Put one behind the other, the ranks' parts are in another order
@@ -19,7 +20,8 @@ Right
     predictions = torch.stack(parts, dim=1).flatten()[: len(data)]          # undo the turns; or gather labels as well as predictions
 
 Known limits
-    Needs whole numbers on the CPU, one a sample, labels of the same type in the batches, and an accuracy in a printed or logged line.
+    Needs whole numbers on the CPU, one a sample, or scores of at most 256 classes, whose best column counts, labels of the same type in the batches, and an
+    accuracy in a printed or logged line.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from harness.model import Finding, Severity
 from harness.record import Event, Run, number, where_of
 
 MIN_APART = 0.02  # of the two accuracies
-MIN_DIGITS = 2
+MIN_DIGITS, MIN_DIGITS_OF_SCORES = 2, 3
 
 
 class GatheredInShardOrder(Check):
@@ -45,31 +47,38 @@ class GatheredInShardOrder(Check):
 
     def end(self, run: Run) -> Iterable[Finding]:
         together.required(run)
-        calls = [c for c in _calls(run) if len(c) == run.world_size]
+        calls = _calls(run)
         if (found := self._numbered(run)) is not None:
             yield found
             return
         if not calls:
             raise NotApplicable("no predicted classes are gathered")
-        for call in calls:
-            drawn = [_pass_before(run, rank, event) for rank, event in enumerate(call)]
-            if any(p is None for p in drawn):
-                continue
-            found = self._compared(run, call, [p for p in drawn if p is not None])
+        for same in calls:
+            found = self._of_site(run, same)
             if found is not None:
                 yield found
                 return
 
-    def _compared(self, run: Run, call: list[Event], drawn: list[Pass]) -> Finding | None:
-        right, others = _accuracies([passes.unpack(e["classes"]) for e in call], drawn)
-        for how, wrong in others.items():
-            if right <= 0 or abs(right - wrong) < MIN_APART:
-                continue
-            for rank, event in enumerate(call):
-                later = [r for r in reports.all_reports(run)[rank] if r.t_ns > event.t_ns and r.step == event.step]
-                value = next((v for r in later for v in r.values() if _is(v, wrong) and not _is(v, right)), None)
-                if value is not None:
-                    return self._found(run, event, drawn[0], f"{how}, are compared with labels in the order of the data set: accuracy {wrong:.4f}", value, right)
+    def _of_site(self, run: Run, calls: list[list[Event]]) -> Finding | None:
+        """At the first evaluation that shows it; of scores, whose columns may be something else than classes, all have to that can."""
+        shown = None
+        for call in calls:
+            drawn = [p for rank, event in enumerate(call) if (p := _pass_before(run, rank, event)) is not None]
+            apart = _apart(call, drawn) if len(drawn) == len(call) else []
+            found = next((f for wrong in apart if (f := self._reported(run, call, drawn[0], *wrong)) is not None), None)
+            if found is None and apart and call[0]["scored"]:
+                return None
+            shown = shown or found
+        return shown
+
+    def _reported(self, run: Run, call: list[Event], one: Pass, how: str, wrong: float, right: float) -> Finding | None:
+        scores = bool(call[0]["scored"])
+        for rank, event in enumerate(call):
+            later = [r for r in reports.all_reports(run)[rank] if r.t_ns > event.t_ns and r.step == event.step]
+            values = [v for r in later for v in r.values() if v.digits >= (MIN_DIGITS_OF_SCORES if scores else MIN_DIGITS)]
+            value = next((v for v in values if _is(v, wrong) and not _is(v, right)), None)
+            if value is not None and not (scores and right < 1 and any(_is(v, right) for v in values)):
+                return self._found(run, event, one, f"{how}, are compared with labels in the order of the data set: accuracy {wrong:.4f}", value, right)
         return None
 
     def _numbered(self, run: Run) -> Finding | None:
@@ -100,21 +109,32 @@ class GatheredInShardOrder(Check):
         )
 
 
+def _apart(call: list[Event], drawn: list[Pass]) -> list[tuple[str, float, float]]:
+    """(how the parts are put together, accuracy then, with the own labels) of the orders that tell. Columns that are no classes agree with labels by chance."""
+    guesses, scores = [_guesses(e) for e in call], bool(call[0]["scored"])
+    right, others = _accuracies(guesses, drawn)
+    least = max(MIN_APART, 2 / max(1, sum(map(len, guesses))) ** 0.5) if scores else MIN_APART
+    return [(how, wrong, right) for how, wrong in others.items() if right > 0 and (right - wrong if scores else abs(right - wrong)) >= least]
+
+
 def _is(value: Value, accuracy: float) -> bool:
-    return value.digits >= MIN_DIGITS and (value.is_near(accuracy) or value.is_near(100 * accuracy))
+    return value.is_near(accuracy) or value.is_near(100 * accuracy)
 
 
-def _calls(run: Run) -> list[list[Event]]:
-    """The n-th gather of classes at one statement, on all ranks."""
-    tables: dict[tuple[str, int, int], list[Event]] = {}
+def _calls(run: Run) -> list[list[list[Event]]]:
+    """By statement: its n-th gather of classes or scores, on all ranks."""
+    tables: dict[tuple[str, int], list[list[Event]]] = {}
     for recording in run.present:
         counts: dict[tuple[str, int], int] = {}
         for event in recording.of("gathered"):
-            if event["classes"] and event.where is not None:
+            if (event["classes"] or event["scored"]) and event.where is not None:
                 key = (event.where.file.rpartition("/")[-1], event.where.line)
-                counts[key] = counts.get(key, 0) + 1
-                tables.setdefault((*key, counts[key]), []).append(event)
-    return list(tables.values())
+                counts[key] = nth = counts.get(key, 0) + 1
+                calls = tables.setdefault(key, [])
+                calls += [[] for _ in range(nth - len(calls))]
+                calls[nth - 1].append(event)
+    whole = ([c for c in calls if len(c) == run.world_size] for calls in tables.values())
+    return [calls for calls in whole if calls]
 
 
 def _pass_before(run: Run, rank: int, event: Event) -> Pass | None:
@@ -125,7 +145,11 @@ def _pass_before(run: Run, rank: int, event: Event) -> Pass | None:
     if one is None or one.closed is None or not one.evaluates or not one.exhausted or one.closed.step != event.step:
         return None
     shared = number((one.distributed or {}).get("num_replicas")) == run.world_size
-    return one if shared and len(one.labels) == len(one.indices) == number(event["leaves"]) else None
+    return one if shared and len(one.labels) == len(one.indices) == len(_guesses(event)) else None
+
+
+def _guesses(event: Event) -> tuple[int, ...]:
+    return passes.unpack(event["classes"] or event["scored"])
 
 
 def _dealt_before(run: Run, rank: int, event: Event) -> Pass | None:

@@ -9,8 +9,8 @@ Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at
 after hold the sum over the elements, low the smallest one of what went in.
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
 numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py); of whole numbers, one a sample: classes (packed
-digests), joined (the statement behind it that puts the parts together); at the first call of a site numbered: see shardorder.py;
-zipped, items (length of the list): see zippedparts.py.
+digests), joined (the statement behind it that puts the parts together); of a row of scores for each: scored (the same of the best column), joined;
+at the first call of a site numbered: see shardorder.py; zipped, items (length of the list): see zippedparts.py.
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
 """
 
@@ -52,6 +52,7 @@ GATHERS = {
 }  # position of what a rank gives
 MAX_NUMEL, MAX_A_SITE, MAX_IN_ALL = 8, 48, 600
 MAX_CLASSED, MAX_CLASSES = 4, 4096  # gathers of a site, samples of each
+MAX_COLUMNS = 256
 MAX_TOTALLED = 65_536  # elements: a confusion matrix of 256 classes
 _counts: dict[sites.Site, int] = {}
 at_sum: list[Any] = []  # sensors that are told of a small tensor that holds the sum over the ranks now
@@ -244,10 +245,14 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
 def _classes(given: Any) -> dict[str, Any] | None:
     """Predicted classes, one a sample: digests as the loader sensor takes them of labels, and where the parts are joined."""
     plain = hasattr(given, "dtype") and hasattr(given, "is_floating_point") and digests.plain(given)
-    if not plain or given.dim() != 1 or given.is_floating_point() or given.device.type != "cpu" or not 8 <= given.numel() <= MAX_CLASSES:
+    if not plain or given.dim() not in (1, 2) or given.device.type != "cpu" or not 8 <= given.shape[0] <= MAX_CLASSES:
+        return None
+    scores = given.dim() == 2 and given.is_floating_point() and 2 <= given.shape[1] <= MAX_COLUMNS
+    if not scores and (given.dim() != 1 or given.is_floating_point()):
         return None
     joined = origins.joined_after(sites.here(4))
-    return {"classes": datasets.pack(datasets.row_digests(given, MAX_CLASSES)), "joined": sites.as_json(joined) if joined is not None else None}
+    told = datasets.pack(datasets.row_digests(given.detach().argmax(1) if scores else given, MAX_CLASSES))
+    return {"scored" if scores else "classes": told, "joined": sites.as_json(joined) if joined is not None else None}
 
 
 _cut: list[bool] = []

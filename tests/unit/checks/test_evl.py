@@ -840,6 +840,32 @@ def test_gathered_in_shard_order() -> None:
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.100", hits=(0,)))  # the same either way
 
 
+def gathered_scores(texts: list[str], *, hits: range = range(60), size: int = 64) -> Run:
+    """As above, of several evaluations, with a row of scores for each sample; the classes are the samples' numbers."""
+    own = []
+    for rank in range(2):
+        mine = list(range(rank, size, 2))
+        told = [*trained(0, 2)]
+        for n, text in enumerate(texts):
+            best = [i if i in hits else 99 for i in mine]
+            told += measured(1 + n, 2 + n, rank=rank, indices=pack(mine), labels=pack(mine), num_samples=len(mine))
+            told.append(event("gathered", line=55, s=2 + n, y=6, op="all_gather", scored=pack(best), leaves=9 * len(mine), joined=site(57)))
+            told += [says(text, s=2 + n, y=6)] if rank == 0 else []
+        own.append(told)
+    return two(*own)
+
+
+def test_scores_gathered_in_shard_order() -> None:
+    wrong = "top1 0.0156"  # sample 0 alone is in its place; 60 of 64 are right
+    found = said(GatheredInShardOrder, gathered_scores([wrong, wrong]))
+    assert found.severity is Severity.ERROR and found.where and found.where.line == 57 and "own labels 0.9375" in found.message
+    silent(GatheredInShardOrder, gathered_scores(["top1 0.9375", "top1 0.9375"]))
+    silent(GatheredInShardOrder, gathered_scores([wrong, "top1 0.2220"]))  # seen once: a coincidence
+    silent(GatheredInShardOrder, gathered_scores([wrong + ", loss 0.9375", wrong]))  # what is right is reported too
+    silent(GatheredInShardOrder, gathered_scores(["top1 0.016", "top1 0.016"]))  # of two digits
+    silent(GatheredInShardOrder, gathered_scores([wrong, wrong], hits=range(12)))  # the best column may be no class
+
+
 def test_rows_that_are_taken_for_samples() -> None:
     def run(dealt: tuple[list[int], list[int]], num: int = 5, told: bool = True) -> Run:
         own = []
