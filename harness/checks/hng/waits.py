@@ -154,7 +154,7 @@ def workers(run: Run) -> list[Worker]:
             found.append(
                 Worker(process.pid, code if isinstance(code, int) else int(bool(failed)), failed[-1].where if failed else None, "")
             )
-        elif stalls and stalls[-1].t_ns >= _last_moved(process):
+        elif stalls and stalls[-1].t_ns >= last_moved(process):
             found.append(Worker(process.pid, None, _place(stalls[-1]), str(stalls[-1]["inner"] or ""), bool(stalls[-1]["flushing"])))
     return found
 
@@ -175,7 +175,7 @@ def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, dump: Se
     if failed:
         return Wait(rank, str(failed[0]["op"] or _inner(failed[0])), failed[0].where, step, syncs)
     noted = max((*recording.of("stall"), *recording.of(protocol.STACKS)), key=lambda e: e.t_ns, default=None)
-    if noted is not None and noted["op"] is not None and noted.t_ns >= _last_moved(recording):
+    if noted is not None and noted["op"] is not None and noted.t_ns >= last_moved(recording):
         return Wait(rank, str(noted["op"]), _place(noted), step, syncs)
     if asked is not None:
         op, where = _of_frames(list(asked.threads.get("MainThread", ()))[::-1])
@@ -184,10 +184,10 @@ def _wait_of(rank: int, recording: Recording, asked: RankStacks | None, dump: Se
         op, where = _of_frames(dump)
         return Wait(rank, op, where, step, syncs)
     page = recording.status
-    if page is not None and page.op and page.site and page.since_ns >= _last_moved(recording):
+    if page is not None and page.op and page.site and page.since_ns >= last_moved(recording):
         return Wait(rank, page.op, _spoken(page.site), step, syncs)
     waiting = [e for e in (*recording.of("coll"), *recording.of("pg"), *recording.of("wrapping")) if not e["done"]]
-    last = [e for e in waiting if e.t_ns >= _last_moved(recording)]
+    last = [e for e in waiting if e.t_ns >= last_moved(recording)]
     if last:
         op = {"pg": "init", "wrapping": "ddp_init"}.get(last[-1].kind, str(last[-1]["op"] or ""))
         return Wait(rank, op, last[-1].where, step, syncs)
@@ -207,7 +207,7 @@ def _syncs(recording: Recording) -> int:
     return max(counts, default=0)
 
 
-def _last_moved(recording: Recording) -> int:
+def last_moved(recording: Recording) -> int:
     """When the rank last got on: what it prints, sleeps or draws meanwhile is no progress."""
     last = max((e.t_ns for kind in MOVES for e in recording.of(kind)), default=0)
     rows = recording.row(recording.num_rows - 1).t_ns if recording.num_rows else 0

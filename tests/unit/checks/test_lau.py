@@ -367,6 +367,17 @@ def test_the_wall_limit() -> None:
     assert "took 1 steps" in findings(WallLimit, run([recording([], [row(0)])], reason="timeout"))[0].notes[0]
 
 
+@pytest.mark.parametrize(("stalled_s", "moves", "still"), [((16.0, 16.0), False, True), ((16.0, 2.0), False, False), ((16.0, 16.0), True, False)])
+def test_a_wall_limit_says_where_the_ranks_stood(stalled_s: tuple[float, float], moves: bool, still: bool) -> None:
+    own = []
+    for rank, seconds in enumerate(stalled_s):
+        stall = event("stall", line=10, op="", op_site="", stalled_s=seconds, inner="acquire", stack=[site(10)])
+        own.append(recording([stall, *([event("coll", line=12, op="barrier")] if moves else [])], rank=rank))
+    (found,) = findings(WallLimit, run(own, exits=(-15, -15), reason="timeout"))
+    assert ("in the last 16 s" in found.message and found.where is not None and found.where.line == 10) is still
+    assert any("rank 1 is at" in note for note in found.notes) is still
+
+
 ALL = (
     KilledBySignal, LeftBehind, LocalRankArgument, NoProcessGroup, OutOfMemoryKill, RankDidNotReport, RankFailed, RendezvousFailed,
     SameRankTwice, UntestedTorchVersion, WallLimit, WorldSizeMismatch,
