@@ -196,7 +196,12 @@ class Session:
         run = replay.read_run(folder, plan, ending, self.cores)
         verdict = replay.settle(run, judging, self.interrupts.code)
         report = report_json.finished(run, verdict, argv, started_ns)
-        self.live.taken_back(self.suspected.difference(*((f.code, *f.consequences) for f in verdict.findings)), verdict.outcomes)
+        from harness.checks.engine import explained_by  # as replay does: the checks are read while the ranks run
+
+        unsaid = self.suspected.difference(*((f.code, *f.consequences) for f in verdict.findings))
+        folded = {code: cause for code in unsaid if (cause := explained_by(code, verdict.findings)) is not None}
+        self.live.folded(folded)
+        self.live.taken_back(unsaid - folded.keys(), verdict.outcomes)
         try:
             if ending.reason == "folder-deleted":  # made again for the report alone: a verdict has to lie somewhere
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -140,3 +140,9 @@ def fold(findings: Sequence[Finding]) -> list[Finding]:
         if f.code not in dropped
     ]
     return sorted(kept, key=lambda f: (-f.severity, f.code))
+
+
+def explained_by(code: str, findings: Sequence[Finding]) -> str | None:
+    """Which of these findings says what a finding of `code` would: its check names that code as a mere consequence."""
+    patterns = {kind.code: kind.explains for kind in all_checks()}
+    return next((f.code for f in findings if any(fnmatch.fnmatchcase(code, p) for p in patterns.get(f.code, ()))), None)

@@ -93,6 +93,11 @@ class Live:
     def note(self, text: str) -> None:
         self.block(self.style.paint(f"note        {text}", "dim"))
 
+    def folded(self, causes: Mapping[str, str]) -> None:
+        """Suspects that are told under another finding in the end: code -> that finding's."""
+        for code, cause in sorted(causes.items()):
+            self.note(f"{code}, suspected while it ran, is folded under {cause}, which explains it")
+
     def taken_back(self, codes: Iterable[str], outcomes: Iterable[Outcome] = ()) -> None:
         """Suspects that the verdict does not hold: what was printed as one has to be unsaid; what could not be judged in the end stays open."""
         unjudged = {o.code: o for o in outcomes if o.kind in (OutcomeKind.INCONCLUSIVE, OutcomeKind.CRASHED)}

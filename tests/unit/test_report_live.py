@@ -141,3 +141,9 @@ def test_a_suspect_that_could_not_be_judged_in_the_end_is_left_open() -> None:
         "note        taken back: SYN126, suspected while it ran, which the whole recording does not show",
         "note        left open: PRF102, suspected while it ran, which could not be judged at the end: the host has other work: load 8.5 on 2 cores",
     ]
+
+
+def test_a_suspect_that_another_finding_explains_is_folded_not_unsaid() -> None:
+    stream = io.StringIO()
+    Live(stream, Style()).folded({"DAT102": "DAT107"})
+    assert "DAT102, suspected while it ran, is folded under DAT107, which explains it" in stream.getvalue()

@@ -17,6 +17,8 @@ Wrong
 
     Random(seed + rank).shuffle(files); files = files[rank::world_size]             # each rank cuts an order of its own
 
+    files[int(os.environ.get("SLURM_PROCID", 0)) :: int(os.environ.get("SLURM_NTASKS", 1))]     # under torchrun neither is set: 0 of 1 everywhere
+
 Right
     def __iter__(self):
         worker = get_worker_info()
@@ -35,7 +37,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
-from harness.checks.dat import passes, readers, together
+from harness.checks.dat import launcher_defaults, passes, readers, together
 from harness.checks.dat.not_sharded import cut_afterwards, losses_equal
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity, Where
@@ -112,13 +114,14 @@ class IterableNotSharded(Check):
             raise Inconclusive("the stream's samples could not be told apart")
 
     def _ranks(self, run: Run, group: list[Pass], num: int) -> Finding:
-        return self.finding(
+        found = self.finding(
             f"{group[0].opened['dataset']} yields the same samples on all ranks: {num} of {num} are equal",
             where=group[0].made_dataset,
             ranks=run.rank_ids,
             notes=["an IterableDataset is not sharded by the loader"],
             help="let `__iter__` yield every world_size-th sample from `rank` on (and of these every num_workers-th, see get_worker_info)",
         )
+        return launcher_defaults.named(found, run)
 
     def _shares(self, run: Run, group: list[Pass], num: int) -> Finding:
         first = group[0]

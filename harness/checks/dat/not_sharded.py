@@ -34,7 +34,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from harness.checks.base import Check, Inconclusive
-from harness.checks.dat import passes, retraced, same_targets, together
+from harness.checks.dat import launcher_defaults, passes, retraced, same_targets, together
 from harness.checks.dat.passes import Pass
 from harness.checks.dat.retraced import Retraced
 from harness.checks.syn import members
@@ -104,7 +104,7 @@ class NotSharded(Check):
             notes=[f"{len(same)} of {len(groups[:16])} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
             help=WEIGHTED if first[0].opened["sampler"] == "WeightedRandomSampler" else HELP,
         )
-        return found, False
+        return launcher_defaults.named(found, run), False
 
     def _whole(self, run: Run, groups: list[list[Pass]]) -> Finding | None:
         """One loader that every rank runs through, in another order."""
@@ -175,7 +175,7 @@ class NotSharded(Check):
         if not wrapped and not _same_local_gradients(run):
             return
         constant = len(set(batches if wrapped else losses)) == 1
-        yield self.finding(
+        found = self.finding(
             f"all ranks train on equal batches: losses are bit-equal at {len(losses)} of {len(losses)} steps"
             + (", and so are the model's inputs" if wrapped else ", and so are the gradients before they are reduced"),
             where=_drawn_at(run) or _backward_at(run),
@@ -184,10 +184,11 @@ class NotSharded(Check):
             help="let each rank take its own part: rows `rank::world_size`, or a generator seeded with seed + rank",
             severity=Severity.ADVICE if constant else self.severity,
         )
+        yield launcher_defaults.named(found, run)
 
     def _aims(self, one: same_targets.SameTargets, run: Run) -> Finding:
         """Equal targets say it even where noise or an augmentation of the rank's own makes the inputs differ."""
-        return self.finding(
+        found = self.finding(
             f"all ranks train on the same samples: what their losses are measured against is bit-equal in {one.num} of {one.num} batches",
             where=one.where or _drawn_at(run) or _backward_at(run),
             ranks=run.rank_ids,
@@ -195,6 +196,7 @@ class NotSharded(Check):
             help="let each rank take its own part: rows `rank::world_size`, or a generator seeded with seed + rank",
             severity=Severity.WARNING,
         )
+        return launcher_defaults.named(found, run)
 
 
 def _count(group: list[Pass]) -> int:

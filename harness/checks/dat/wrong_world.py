@@ -31,7 +31,7 @@ import re
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.dat import mesh_copies, passes, together
+from harness.checks.dat import launcher_defaults, mesh_copies, passes, together
 from harness.checks.dat.contents import contents_of
 from harness.checks.dat.passes import Pass
 from harness.model import Finding, Severity
@@ -64,7 +64,7 @@ class WrongWorld(Check):
         num_ranks, rank = _place(run, first)
         size = _replicas(first) != num_ranks
         told = ", ".join(f"rank {p.rank}: rank {_rank(p)} of {_replicas(p)}" for p in _one_a_rank(wrong)[:8])
-        yield self.finding(
+        found = self.finding(
             f"the sampler was made for {_replicas(first)} replicas, the process group has {num_ranks}"
             if size
             else f"the sampler of rank {rank} was made for rank {_rank(first)}",
@@ -73,6 +73,7 @@ class WrongWorld(Check):
             notes=[f"sampler by rank: {told}"],
             help="leave `num_replicas` and `rank` out, or pass `dist.get_world_size()` and `dist.get_rank()`",
         )
+        yield launcher_defaults.named(found, run)
 
     def _in_one_team(self, run: Run) -> Finding | None:
         parted = mesh_copies.parted(run)

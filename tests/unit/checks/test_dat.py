@@ -1313,3 +1313,14 @@ def test_inputs_scaled_by_the_own_share() -> None:
 )
 def test_inputs_scaled_alike(near: dict[str, Any]) -> None:
     silent(OwnScale, scaled(**near))
+
+
+def test_equal_shares_are_led_to_the_default_that_makes_them_equal() -> None:
+    def unset() -> list[Any]:
+        return [event("rank_default", line=14 + n, variable=v, default=d, cut=site(63)) for n, (v, d) in enumerate((("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1")))]
+
+    found = said(NotSharded, two(*([*one_pass(0, share(0), **plain()), *unset()] for r in range(2))))
+    assert found.where is not None and found.where.line == 14 and "takes the default of SLURM_PROCID, which is not set here" in found.message
+    assert "train.py:63 takes comes from SLURM_PROCID (line 14, default 0) and SLURM_NTASKS (line 15, default 1)" in found.notes[0]
+    alone = said(NotSharded, two(*([*one_pass(0, share(0), **plain()), *(unset() if r else [])] for r in range(2))))
+    assert "SLURM" not in alone.message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builder import event, recording, row, run
 
-from harness.checks.engine import fold, judge
+from harness.checks.engine import explained_by, fold, judge
 from harness.checks.opt.clip_scaled import ClipWithoutUnscale
 from harness.checks.registry import all_checks
 from harness.model import Finding, OutcomeKind, Severity
@@ -24,6 +24,11 @@ def test_a_single_finding_may_explain_more_than_its_check() -> None:
     by_it = Finding("OUT103", "n", Severity.ERROR, "message", consequences=("LAU101", "HNG*"))
     kept = fold([found("OUT103", Severity.ADVICE), by_it, found("LAU101")])
     assert [(f.code, f.severity, f.consequences) for f in kept] == [("OUT103", Severity.ERROR, ("LAU101",)), ("OUT103", Severity.ADVICE, ())]
+
+
+def test_which_finding_says_what_a_suspect_said() -> None:
+    assert explained_by("DAT102", [found("OPT101"), found("DAT107")]) == "DAT107"
+    assert explained_by("DAT107", [found("DAT102")]) is None
 
 
 def test_any_error_explains_a_loss_that_does_not_fall() -> None:
