@@ -42,7 +42,7 @@ class LocalRankArgument(Check):
         declared = [(rank, r, e) for rank, r in mains for e in r.of("local_rank_argument")[:1]]
         if len(mains) < 2:
             raise NotApplicable("fewer than two processes were started")
-        passed = [rank for rank, r, _ in declared if any("local_rank" in a.replace("-", "_") for a in _argv(r))]
+        passed = [rank for rank, r, _ in declared if any(a.startswith("--") and "local_rank" in a.replace("-", "_") for a in _argv(r))]
         wrong = [(rank, r, e) for rank, r, e in declared if rank not in passed and e["default"] != _local_rank(r)]
         harm = self._harm(run, mains) or _same_share(run, wrong)
         if not wrong or not harm:

@@ -258,6 +258,9 @@ def _make(op: str) -> Any:
     return make
 
 
+called = [False]  # init_process_group, by this process
+
+
 def _init(original: Any) -> Any:
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         site = sites.here(2)
@@ -266,6 +269,7 @@ def _init(original: Any) -> Any:
             asked.setdefault("backend", args[0])
         if len(args) > 1 and isinstance(args[1], str):
             asked.setdefault("init_method", args[1])
+        called[0] = True
         S.recorder.event("pg", site, done=False, asked=asked)
         S.recorder.phase("init")
         S.recorder.enter("init", site)
@@ -286,6 +290,7 @@ def adopt() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized():
+        called[0] = True
         S.recorder.event("pg", done=False, asked={})
         _joined(sites.UNKNOWN, {})
 

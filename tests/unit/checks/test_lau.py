@@ -233,6 +233,20 @@ def test_ranks_that_train_alone() -> None:
     assert found.severity is Severity.ERROR and "2 independent trainings" in found.message and found.where and found.where.line == 12
 
 
+def test_a_call_that_no_rank_came_to() -> None:
+    def ranks(*decided: int | None) -> Run:
+        made = event("params", opt=0, shapes=[[2]], line=12)
+        told = [event("unjoined", line=8, decided=site(d) if d else None) for d in decided]
+        return run([recording([made, t], [row(0), row(1)], rank=r) for r, t in enumerate(told)])
+
+    (found,) = findings(NoProcessGroup, ranks(5, 5))
+    assert found.where and found.where.line == 5 and "line 8 was not reached" in found.notes[1] and "environment" in found.help
+    (found,) = findings(NoProcessGroup, ranks(None, None))
+    assert found.where and found.where.line == 12 and "line 8" in found.notes[1]
+    (found,) = findings(NoProcessGroup, ranks(5, 6))
+    assert found.where and found.where.line == 12 and len(found.notes) == 1 and found.help.startswith("call")
+
+
 def test_a_search_over_settings_is_advice() -> None:
     of = run([recording([], [row(0, lr=0.1 * (r + 1), hyper=r)], rank=r) for r in range(2)])
     assert [f.severity for f in findings(NoProcessGroup, of)] == [Severity.ADVICE]
@@ -250,6 +264,11 @@ def declares(rank: int, default: int, argv: list[str] | None = None, events: tup
 def test_local_rank_default_switches_distribution_off() -> None:
     (found,) = findings(LocalRankArgument, run([declares(0, -1), declares(1, -1)]))
     assert "no process group was made" in found.message and found.where and found.where.line == 3
+
+
+def test_a_script_that_is_named_after_the_option() -> None:
+    of = run([declares(r, -1, argv=["/runs/7_local_rank_flag/train.py"]) for r in range(2)])
+    assert len(findings(LocalRankArgument, of)) == 1
 
 
 def test_a_local_rank_default_as_the_rank_of_the_sampler() -> None:
