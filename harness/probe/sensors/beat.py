@@ -31,7 +31,7 @@ from .. import conditions, heap, hitless, keepers, newshapes, protocol, sites, s
 from ..arm import at_close
 from ..patching import before
 from ..state import S
-from . import memory
+from . import memory, threads
 
 PERIOD_S = 0.1
 STALL_S = 1.0
@@ -95,6 +95,8 @@ class Beat:
             self.sample()
         if self.looks % 10 == 0:
             self.look_for_kills()
+        if self.looks % 5 == 0 and S.steps:
+            threads.look()
 
     def publish(self) -> None:
         recorder = self.recorder

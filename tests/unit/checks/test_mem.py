@@ -19,6 +19,7 @@ from harness.checks.mem.loss_kept_with_graph import LossKeptWithGraph
 from harness.checks.mem.memory_grows import MemoryGrows
 from harness.checks.mem.memory_imbalance import MemoryImbalance
 from harness.checks.mem.over_budget import OverBudget
+from harness.checks.mem.threads_pile_up import ThreadsPileUp
 from harness.model import Finding, Severity
 from harness.probe import keepers, unfilled
 from harness.record import Event, Recording, Run
@@ -443,3 +444,28 @@ def test_help_for_an_output_on_the_context() -> None:
     kept = event("graphs", s=7, alive=8, mode="train", keeper=site(18, "ctx.y = y", func="forward"), line=28)
     (found,) = findings(LossKeptWithGraph, graphs(list(range(1, 41)), (kept,)))
     assert "save_for_backward" in found.help and "its own output" in found.message
+
+
+# ---- MEM108: threads that stay ----
+def held(*told: Event) -> Run:
+    return run([recording([*told], [row(s) for s in range(100)], rank=r) for r in range(2)])
+
+
+def waiting(num: int, steps: int, last: int, line: int = 53) -> Event:
+    return event("threads_held", line=line, started_at=site(56, "Thread(target=fill).start()"), num=num, steps=steps, first=0, last=last)
+
+
+def test_threads_pile_up() -> None:
+    (found,) = findings(ThreadsPileUp, held(waiting(4, 4, 36), waiting(11, 11, 90)))
+    assert (found.code, found.severity, found.where and found.where.line, found.ranks) == ("MEM108", Severity.WARNING, 53, (0, 1))
+    assert found.message.startswith("11 threads of one statement wait at this line")
+    assert "started at line 56: Thread(target=fill).start()" in found.notes
+    assert [f.severity for f in findings(ThreadsPileUp, held(waiting(4, 4, 90)))] == [Severity.ADVICE]
+    (found,) = findings(ThreadsPileUp, held(waiting(8, 8, 90), waiting(4, 1, 90, line=70)))  # each place by itself
+    assert found.where and found.where.line == 53
+
+
+def test_threads_that_are_a_fixed_number() -> None:
+    assert findings(ThreadsPileUp, held()) == []
+    assert findings(ThreadsPileUp, held(waiting(8, 1, 60))) == []  # a pool, made at once
+    assert findings(ThreadsPileUp, held(waiting(8, 8, 30))) == []  # a prefetcher for each of eight tasks, made when it was first needed
