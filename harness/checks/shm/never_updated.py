@@ -2,11 +2,13 @@
 
 What it does
     Compares the shared parameters before the first process starts and after the last is joined, where the processes have trained a model
-    of the same shapes.
+    of the same shapes. Also single parameters of it: those that a worker has taken out of shared memory and steps there, while the others change.
 
 Why it is bad
     The optimizer holds a local copy, or `p.data = ...` makes new private tensors, as `vector_to_parameters()` does: each worker improves, the
     shared model stays as it was. So it does where the worker is given a copy: `copy.deepcopy()` of a shared model is private again.
+    `model.to(memory_format=torch.channels_last)`, or a cast, in the worker gives the parameters that it changes memory of the worker's own:
+    the convolutions are trained in private, the rest is shared, and the parent's model is a mixture of the two.
 
 Wrong
     local = copy.deepcopy(shared)
@@ -16,10 +18,12 @@ Right
     optimizer = SGD(shared.parameters(), lr)
     for p, s in zip(local.parameters(), shared.parameters()):
         s.grad = p.grad                                   # then optimizer.step()
+    model = Net().to(memory_format=torch.channels_last).share_memory()      # converted first, in the parent
 
 Known limits
     Silent where a copy is given and the parent does not look at the shared model afterwards, where the parent trains or loads state
-    afterwards, where the workers only evaluate, and where a worker failed.
+    afterwards, where the workers only evaluate, and where a worker failed. Single parameters are told where no worker moves the shared ones and the
+    parent, once all are joined, calls the model (a finding) or saves them (advice); a worker is asked at its 3rd, 9th and 65th step.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.shm import workers
+from harness.checks.shm import takenout, workers
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Run, where_of
@@ -61,6 +65,25 @@ class SharedModelNeverUpdated(Check):
                 evidence={"workers": len(one.workers), "steps": steps},
             )
             return  # a private copy beside the shared model shows the same mistake once more
+        for part in takenout.read(run):
+            yield self._part(part)
+
+    def _part(self, part: takenout.TakenOut) -> Finding:
+        """Some parameters of a model whose others do change."""
+        return self.finding(
+            f"{workers.counted(part.workers, 'worker', 'workers')} took `{', '.join(part.names[:4])}` of the shared `{part.kind}` out of shared memory and "
+            "trained a private copy: the shared ones never change",
+            where=part.at or part.workers[0].where,
+            ranks=(part.team.rank,),
+            severity=None if part.computed else Severity.ADVICE,
+            notes=[
+                f"bit-identical before and after: {workers.counted(part.names, 'parameter', 'parameters')}; {part.num_changed} shared ones have changed",
+                f"the parent {'computes with them' if part.computed else 'saves them'} after the join" + (f", on line {part.use.line}" if part.use else ""),
+            ],
+            help="convert the model before `share_memory()` and the start of the processes: another memory format, dtype or `p.data = ...` in a worker is "
+            "memory of its own; change what is shared in place",
+            evidence={"workers": len(part.workers), "names": part.names},
+        )
 
 
 def _unshared(one: workers.Untouched) -> tuple[list[str], Where | None]:

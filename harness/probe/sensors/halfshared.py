@@ -52,14 +52,14 @@ _used: set[int] = set()
 _hook: list[Any] = []
 
 
-def _trainable(root: Any) -> list[tuple[str, Any]]:
+def trainable(root: Any) -> list[tuple[str, Any]]:
     return [(n, p) for n, p in root.named_parameters() if p.requires_grad and p.device.type == "cpu" and digests.plain(p)]
 
 
 @contained
 def _shared(thing: Any, site: sites.Site) -> None:
     if hasattr(thing, "named_parameters") and len(_roots) < MAX_ROOTS:
-        _roots[id(thing)] = Root(weakref.ref(thing), site, {n: weakref.ref(p) for n, p in _trainable(thing)})
+        _roots[id(thing)] = Root(weakref.ref(thing), site, {n: weakref.ref(p) for n, p in trainable(thing)})
         edits.watch()  # which statements put something into a module from now on
 
 
@@ -72,7 +72,7 @@ def _starting(site: sites.Site) -> None:
 
 
 def _look(root_id: int, root: Root, model: Any, site: sites.Site) -> None:
-    every = _trainable(model)
+    every = trainable(model)
     private = [(n, p) for n, p in every if not p.is_shared()][:MAX_PARTS]
     names = tuple(n for n, _ in private)
     if not private or len(private) == len(every) or names == root.told:
@@ -82,7 +82,7 @@ def _look(root_id: int, root: Root, model: Any, site: sites.Site) -> None:
         if id(p) not in _parts or _parts[id(p)].ref() is not p:
             owner = model.get_submodule(name.rpartition(".")[0])
             _owners.add(id(owner))
-            _parts[id(p)] = Part(weakref.ref(p), [root_id, name], weakref.ref(owner), _digest(p), digests.address(p))
+            _parts[id(p)] = Part(weakref.ref(p), [root_id, name], weakref.ref(owner), digest(p), digests.address(p))
     put = [sites.as_json(at) if (at := _put(root, model, n, p)) is not None else None for n, p in private]
     S.recorder.event(
         "half_shared", site, root=root_id, module=type(model).__name__, asked=sites.as_json(root.asked), names=list(names), put=put,
@@ -90,7 +90,7 @@ def _look(root_id: int, root: Root, model: Any, site: sites.Site) -> None:
     )  # fmt: skip
 
 
-def _digest(p: Any) -> int:
+def digest(p: Any) -> int:
     return digests.full(p) if p.numel() * p.element_size() <= FULL_BYTES else digests.of_tensors([p])[0]
 
 
@@ -115,7 +115,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
 def _moved(params: Any) -> None:
     """In a child: its own memory, so nobody else wrote there."""
     parts = [part for p in params if (part := _parts.get(id(p))) is not None and part.ref() is p]
-    moved = [part.key for part in parts if _is_private(part) and _digest(part.ref()) != part.digest]
+    moved = [part.key for part in parts if _is_private(part) and digest(part.ref()) != part.digest]
     if moved:
         S.recorder.event("half_trained", parts=moved)
 
@@ -155,7 +155,7 @@ def _saving(obj: Any, site: sites.Site, path: str) -> None:
 
 def _tell(how: str, site: sites.Site, ids: list[int]) -> None:
     parts = [_parts[id] for id in ids]
-    same = [part.key for part in parts if (p := part.ref()) is not None and digests.address(p) == part.at and _digest(p) == part.digest]
+    same = [part.key for part in parts if (p := part.ref()) is not None and digests.address(p) == part.at and digest(p) == part.digest]
     if how == "forward":
         _used.update(ids)
     if same:

@@ -133,6 +133,8 @@ def _before_start(process: Any, site: sites.Site) -> tuple[list[Any], list[int],
     _started[id(process)] = (weakref.ref(process), started)
     for look in at_starting:
         look(site)
+    for look in at_giving:
+        look(site, modules)
     outside = {id(model): lineage.made_at(copy) for model, copy in originals}
     return modules, [sum(p.is_shared() for p in m.parameters() if p.device.type == "cpu") for m in modules], outside
 
@@ -218,6 +220,7 @@ def _ended(process: Any, site: sites.Site) -> None:
 
 at_shared: list[Any] = []  # sensors that are told of share_memory(): (module or tensor, site)
 at_starting: list[Any] = []  # those that look right before a child is made, which inherits what they keep: (site)
+at_giving: list[Any] = []  # those that look at the models that it gets before it is made: (site, modules)
 at_started: list[Any] = []  # sensors that look at the models of a child that has been started: (site, modules)
 at_all_joined: list[Any] = []  # and those that are told when the last child has been waited for
 
