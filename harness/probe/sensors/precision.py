@@ -57,6 +57,11 @@ def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
     )  # fmt: skip
 
 
+def _after_clip_with_norm(_: Any, *args: Any, **kwargs: Any) -> None:
+    """`clip_grads_with_norm_(parameters, max_norm, total_norm)`: the second half of clip_grad_norm_, with a norm that the script computed."""
+    _after_clip(args[2] if len(args) > 2 else kwargs.get("total_norm"), *args, **kwargs)
+
+
 def _after_scaler(result: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
     S.recorder.event("scaler_made", sites.here(4), scale=float(scaler.get_scale()), enabled=bool(scaler.is_enabled()))
 
@@ -169,6 +174,8 @@ def arm() -> None:
         before(torch.nn.utils.clip_grad, name, _before_clip)
         if after(torch.nn.utils.clip_grad, name, _after_clip):
             setattr(torch.nn.utils, name, getattr(torch.nn.utils.clip_grad, name))
+    before(torch.nn.utils, "clip_grads_with_norm_", _before_clip)
+    after(torch.nn.utils, "clip_grads_with_norm_", _after_clip_with_norm)
     after(torch.amp.GradScaler, "__init__", _after_scaler)
     before(torch.amp.GradScaler, "unscale_", _before_unscale)
     after(torch.amp.GradScaler, "unscale_", _after_unscale)
