@@ -3,7 +3,7 @@ the failing rank tears its group down.
 
 Event "failure": type, message, frames (user frames, innermost first), trace, inner (function that raised), thread, phase, op, cause,
 offender (range of the indices in torch's embedding and losses, where one of those raised), left_behind (see attributes.py), ways (of
-a forward of DDP, see conditions.py); `site` is the innermost user frame.
+a forward of DDP, see conditions.py), consumer (in a collective, see generators.py); `site` is the innermost user frame.
 Event "exit_call": code, how; sys.exit() with anything but success (argparse ends so), a SystemExit that reached the end of the script,
 os._exit() with any code.
 Event "kill_call": pid, signal; the script sends a signal that ends a process, itself or another one.
@@ -20,7 +20,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from . import attributes, conditions, interrupts, protocol, sites
+from . import attributes, conditions, generators, interrupts, protocol, sites
 from .state import S
 
 _seen: set[tuple[int, str, str]] = set()  # ids alone are used again once an exception is gone
@@ -67,6 +67,7 @@ def _write(error: BaseException, tb: TracebackType | None, thread: str) -> None:
         offender=_offender(tb) if isinstance(error, (IndexError, RuntimeError)) else None,
         left_behind=attributes.left_behind(str(error), tb) if isinstance(error, RuntimeError) else None,
         ways=conditions.before(places)["ways"] if S.recorder._op == b"ddp_forward" else None,
+        consumer=generators.consumer(places) if S.recorder._op else None,
     )
 
 

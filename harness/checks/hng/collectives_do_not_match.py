@@ -14,12 +14,16 @@ Wrong
 
     for label in sorted(seen_on_this_rank): dist.all_reduce(counts[label])     # as many calls as this rank has seen labels
 
+    for batch, total in reduced(loader):      # a generator with an all_reduce for each batch
+        if len(rows) >= 16: break             # rows are collected on rank 0 only: it leaves, the others draw on
+
 Right
     dist.broadcast(stats, src=0)          # on every rank
 
 Known limits
     Says where the ranks are, not why they parted. The cause may lie earlier: batches that differ in number, a decision that each rank
-    takes alone. Where one rank went through a loop of collectives more often than another, the loop is named.
+    takes alone. Where one rank went through a loop of collectives more often than another, the loop is named; where that loop is a generator's over a
+    data loader, and a rank gave it up before its end, the loop that draws from the generator.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check
-from harness.checks.hng import waits
+from harness.checks.hng import generators, waits
+from harness.checks.lau import blame
 from harness.model import Finding, Severity, Where
 from harness.record import Event, Run, where_of
 
@@ -50,19 +55,28 @@ class CollectivesDoNotMatch(Check):
             return  # one call on two lines (an if/else around it) can meet: it waits for those who are elsewhere
         odd = waits.odd_one_out(waiting)
         rounds, loop = _rounds(run, odd)
+        drawn = generators.find(run, waiting, odd, loop) if loop is not None else None
         how = "met in collectives that do not fit" if broken else "wait in collectives that cannot meet"
+        left = f", for {blame.plural(list(drawn.left))} left a generator that holds collectives before its end" if drawn is not None and drawn.left else ""
         yield self.finding(
-            f"ranks {how}: {waits.describe(waiting)}",
-            where=loop or odd.where,
+            f"ranks {how}{left}: {waits.describe(waiting)}",
+            where=(drawn.where if drawn is not None and drawn.left else None) or loop or odd.where,
             ranks=[w.rank for w in waiting],
-            notes=[*rounds, *waits.notes(found)],
-            help="make every rank call the same collectives in the same order: "
-            + (
-                "let this loop run over something that is the same on all of them"
-                if loop
-                else "take this call out of the branch, or add it to the other one"
-            ),
+            notes=[*rounds, *([drawn.note] if drawn is not None else []), *waits.notes(found)],
+            help=_help(loop, drawn),
         )
+
+
+def _help(loop: Where | None, drawn: generators.Consumer | None) -> str:
+    if drawn is not None and drawn.left:
+        return (
+            "a generator stops where its caller stops drawing: let all ranks leave this loop at the same turn (by a number that is the same on all of them, or "
+            "by a decision that was reduced), or draw to the end on every rank"
+        )
+    leave = ", and be left at the same turn by all of them" if drawn is not None else ""
+    return "make every rank call the same collectives in the same order: " + (
+        f"let this loop run over something that is the same on all of them{leave}" if loop else "take this call out of the branch, or add it to the other one"
+    )
 
 
 def _rounds(run: Run, odd: waits.Wait) -> tuple[list[str], Where | None]:

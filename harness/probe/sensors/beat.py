@@ -6,7 +6,7 @@ Event "stacks": request, op, op_site, phase, threads {name: [site...]} innermost
 any.
 Event "stall" (no progress for 1, 2, 4, ... s): op, op_site, phase, stalled_s, stack [site...] of the main thread, inner (its innermost
 function), flushing (it is at its exit and waits until its queue is read), ways (of a forward of DDP: what decides whether it is reached, see
-conditions.py).
+conditions.py), consumer (in a collective: the loop over a generator that it stands in, see generators.py).
 Event "rss": samples [[t_ns, bytes, of them file-backed or shared]], grown [[site, bytes]] (growth by the line that the main thread was
 in); only while memory moves.
 Event "keepers" (resident memory grew by 8, 16, 32, ... MB since the 8th step): sites of statements in the training loop that add to a
@@ -27,7 +27,7 @@ import threading
 import time
 from typing import Any
 
-from .. import conditions, heap, hitless, keepers, newshapes, protocol, sites, stored
+from .. import conditions, generators, heap, hitless, keepers, newshapes, protocol, sites, stored
 from ..arm import at_close
 from ..patching import before
 from ..state import S
@@ -133,8 +133,10 @@ class Beat:
             )  # fmt: skip
 
     def branches(self, frames: list[sites.Site]) -> dict[str, Any]:
-        """A forward of DDP is a collective that no call site tells of; read only where it stands still."""
-        return {"ways": conditions.before(frames)["ways"]} if self.recorder._op == b"ddp_forward" else {}
+        """A forward of DDP is a collective that no call site tells of, and a call site's first stack need not be this one; read only where it stands still."""
+        if self.recorder._op == b"ddp_forward":
+            return {"ways": conditions.before(frames)["ways"]}
+        return {"consumer": told} if self.recorder._op and (told := generators.consumer(frames)) is not None else {}
 
     def profile(self) -> None:
         self.profiled += 1

@@ -9,7 +9,7 @@ at the first call of a statement its stack [site...]), zero (what is reduced is 
 replicated (the digest of a parameter that DDP keeps equal, before it is sent), buffer (the name of a wrapped model's own one), beside (it is
 a trained parameter that no DDP object covers).
 Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py); apart: each turn of the
-loop sends what it has made by itself (see turns.py).
+loop sends what it has made by itself (see turns.py); yields: it stands in a generator.
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
 
@@ -21,7 +21,7 @@ import weakref
 from types import FrameType
 from typing import Any
 
-from .. import conditions, digests, entries, failures, flatshards, protocol, replicated, sites, turns, variables
+from .. import conditions, digests, entries, failures, flatshards, generators, protocol, replicated, sites, turns, variables
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers, handles, payloads, queue
@@ -82,7 +82,8 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
         _told.add(site)
         stack = sites.stack(2, conditions.MAX_FRAMES)
-        S.recorder.event("coll_site", site, op=op, **conditions.before(stack), **({"apart": True} if turns.apart(stack, op) else {}))
+        more = {**({"apart": True} if turns.apart(stack, op) else {}), **({"yields": True} if generators.holds(site) else {})}
+        S.recorder.event("coll_site", site, op=op, **conditions.before(stack), **more)
     if op in entries.PLACE and site not in _asked and len(_asked) < 200:
         _asked.add(site)
         if (used := entries.only_one(op, site[0], site[1])) is not None:

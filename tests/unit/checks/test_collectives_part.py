@@ -81,6 +81,44 @@ def test_a_loop_with_other_rounds_is_named_by_its_header() -> None:
     assert [f.where.line for f in findings(CollectivesDoNotMatch, alike) if f.where] == [30]
 
 
+def over_generator(*, gave_up: bool, passes: int = 1, exits: int = 1) -> Run:
+    """Rank 1 waits in a generator that rank 0 has left, or has drawn to its end."""
+    told = event("coll_site", line=30, op="all_gather", ways=[], loop=site(28, "for x in loader:"))
+    consumer = {"loop": site(56, "for x in parts(loader):"), "exits": [site(59 + n, "if full:") for n in range(exits)], "name": "parts"}
+
+    def one_pass(loop: int, ended: bool | None) -> list[Event]:
+        opened = event("loader", line=28, s=2, loop=loop, loader=1)
+        return [opened] if ended is None else [opened, event("pass", line=28, s=2, loop=loop, loader=1, num_batches=6 if ended else 1, complete=ended)]
+
+    zero = [told, *[coll(30, s=2, op="all_gather")], *[e for n in range(passes) for e in one_pass(n, not gave_up)], lost("backward", 67)]
+    one = [told, *[coll(30, s=2, op="all_gather")] * 2, *one_pass(0, None), lost("all_gather", 30, consumer=consumer)]
+    return aborted(zero, one, log=dump("all_gather", 30), first=1)
+
+
+def test_a_generator_that_one_rank_left_is_named_by_the_way_out_of_its_callers_loop() -> None:
+    (found,) = findings(CollectivesDoNotMatch, over_generator(gave_up=True))
+    assert found.where is not None and found.where.line == 59 and "rank 0 left a generator" in found.message
+    assert "left it after 1" in found.notes[1] and "same turn" in found.help
+    (found,) = findings(CollectivesDoNotMatch, over_generator(gave_up=True, exits=2))
+    assert found.where is not None and found.where.line == 56
+
+
+@pytest.mark.parametrize("of", [over_generator(gave_up=False), over_generator(gave_up=True, passes=2)])
+def test_a_generator_that_nobody_is_known_to_have_left_is_told_beside_its_own_loop(of: Run) -> None:
+    (found,) = findings(CollectivesDoNotMatch, of)
+    assert found.where is not None and found.where.line == 28 and "left a generator" not in found.message
+    assert "the loop at train.py:56" in found.notes[1] and "be left at the same turn" in found.help
+
+
+def test_behind_an_abort_the_dumped_stack_has_the_loop_over_the_generator() -> None:
+    log = dump("all_reduce", 30) + '  File "/home/u/train.py", line 56 in panel\n'
+    told = event("coll_site", line=30, op="all_reduce", ways=[], loop=site(28, "for x in loader:"), yields=True)
+    passed = [event("loader", line=28, s=2, loop=0, loader=1), event("pass", line=28, s=2, loop=0, loader=1, num_batches=1, complete=False)]
+    of = aborted([told, coll(30, s=2), *passed, lost("backward", 67)], [told, *[coll(30, s=2)] * 2, passed[0]], log=log, first=1)
+    (found,) = findings(CollectivesDoNotMatch, of)
+    assert found.where is not None and found.where.line == 56 and "rank 0 left a generator" in found.message
+
+
 def test_a_rank_that_was_torn_down_is_where_its_page_says() -> None:
     of = aborted([coll(42, s=2)], [], log=SAID, first=0)
     assert of.ranks[1] is not None
