@@ -17,6 +17,11 @@ RANK = re.compile(r"rank(\(\))?$", re.IGNORECASE)
 WORKER = re.compile(r"(\bid|\bwid|worker\w*|worker_?id)$", re.IGNORECASE)
 
 
+def of(loader: Any) -> dict[str, Any]:
+    """Both, of a stream that several workers read."""
+    return {"reader_sum": told(loader.dataset), "reader_stride": stride(loader.dataset)} if loader.num_workers > 1 else {}
+
+
 def told(dataset: Any) -> dict[str, Any] | None:
     """The site of the first such sum; None where there is none."""
     for file, method in copyreads.sources(type(dataset), ENTRIES):

@@ -17,13 +17,15 @@ Wrong
 
     Random(seed + rank).shuffle(files); files = files[rank::world_size]             # each rank cuts an order of its own
 
+    if dist.is_initialized(): rank, world_size = dist.get_rank(), ...      # in a spawned worker there is no process group: 0 of 1 everywhere
+
     files[int(os.environ.get("SLURM_PROCID", 0)) :: int(os.environ.get("SLURM_NTASKS", 1))]     # under torchrun neither is set: 0 of 1 everywhere
 
 Right
     def __iter__(self):
         worker = get_worker_info()
         num, first = (worker.num_workers, worker.id) if worker else (1, 0)
-        return islice(self.samples, rank * num + first, None, world_size * num)
+        return islice(self.samples, rank * num + first, None, world_size * num)      # rank and world_size as the constructor was told them
 
 Known limits
     Samples are told apart by content: a stream with random augmentation that differs by rank is compared by its last tensor (the label)
@@ -114,8 +116,18 @@ class IterableNotSharded(Check):
             raise Inconclusive("the stream's samples could not be told apart")
 
     def _ranks(self, run: Run, group: list[Pass], num: int) -> Finding:
+        message = f"{group[0].opened['dataset']} yields the same samples on all ranks: {num} of {num} are equal"
+        asked = _told_line(run, group[0], "worker_group")
+        if asked is not None:
+            return self.finding(
+                f"{message}, for its workers are not forked and have no process group: each takes the default of its rank",
+                where=asked,
+                ranks=run.rank_ids,
+                notes=["what __iter__ does runs in the worker; `dist.is_initialized()` is False there, and the rank is the same in all of them"],
+                help="ask for rank and world size in the rank itself and hand them to the dataset's constructor: the workers get them with their copy",
+            )
         found = self.finding(
-            f"{group[0].opened['dataset']} yields the same samples on all ranks: {num} of {num} are equal",
+            message,
             where=group[0].made_dataset,
             ranks=run.rank_ids,
             notes=["an IterableDataset is not sharded by the loader"],

@@ -7,14 +7,14 @@ Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (dig
 uint32, at most 65,536), rows (the same of a digest a sample), labels, shapes (how large the samples are, a number each, or one for all: padded
 to the longest of its batch, one looks different in another), content (digest of all rows in order), batch_sizes [first, smallest, last],
 backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on), training (a trained or
-wrapped module was in train mode), file (see sharedfiles.py),
-data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from it to the last one, in the call that found
-the end), worker_random ([torch, python, numpy, own] generators drawn from for each sample in a worker), worker_seeds (first 8 workers: what [torch,
-python, numpy] are seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own generators), switch (see layers.py),
-let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop, attributes {name: [ordered digest, sorted digest,
-length, site]} of what the dataset keeps in sequences, strided: see strides.py, resampled: see resampling.py, reader_sum, reader_stride: see readersums.py,
-own_order: see ownorders.py. Event "loop" (first time a statement iterates a loader): of="loader", exits and ranges of this loop and those
-around it, see `origins.loops`, whole: see overwhole.py, batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event "join": a Join context was entered.
+wrapped module was in train mode), file (see sharedfiles.py), data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from
+it to the last one, in the call that found the end), worker_random ([torch, python, numpy, own] generators drawn from for each sample in a worker), worker_seeds
+(first 8 workers: what [torch, python, numpy] are seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own generators),
+switch (see layers.py), let_go (the iterator was gone before a backward followed its last batch). Event "dataset": loop, attributes {name: [ordered digest,
+sorted digest, length, site]} of what the dataset keeps in sequences, strided: see strides.py, resampled: see resampling.py, reader_sum, reader_stride: see
+readersums.py, own_order: see ownorders.py, worker_group: see workergroups.py. Event "loop" (first time a statement iterates a loader): of="loader", exits and
+ranges of this loop and those around it, see `origins.loops`, whole: see overwhole.py, batch_means: see batchmeans.py. Event "set_epoch": epoch, sampler. Event
+"join": a Join context was entered.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from .. import (
     strides,
     workercopies,
     workerdraws,
+    workergroups,
     workerseeds,
 )
 from ..arm import at_close
@@ -178,11 +179,10 @@ def _opened(iterator: Any, loader: Any, site: sites.Site, stack: list[sites.Site
         kind, stream = type(loader.dataset).__name__, one.iterable
         made = _made.get(id(loader), {}).get("made_dataset")
         strided, attributes = strides.told(loader.dataset, made), datasets.fingerprint(loader.dataset)
-        summed, stride = (look(loader.dataset) if loader.num_workers > 1 and stream else None for look in (readersums.told, readersums.stride))
-        apart = ownorders.told(loader.dataset, made) if stream else None
+        ways = {"worker_group": workergroups.told(loader), "own_order": ownorders.told(loader.dataset, made), **readersums.of(loader)} if stream else {}
         S.recorder.event(
             "dataset", site, loop=one.loop, loader=one.loader, kind=kind, attributes=attributes, drawn=[*rng.early], strided=strided,
-            reader_sum=summed, reader_stride=stride, resampled=stream and resampling.told(loader.dataset), own_order=apart,
+            resampled=stream and resampling.told(loader.dataset), **ways,
         )  # fmt: skip
     if site[:2] not in _told_loops and site[0]:
         _told_loops.add(site[:2])

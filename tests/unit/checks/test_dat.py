@@ -601,6 +601,14 @@ def test_stream() -> None:
     assert "2 workers" in said(IterableNotSharded, twice).message
 
 
+def test_a_stream_whose_workers_have_no_process_group() -> None:
+    rows = list(range(100, 132))
+    told = event("dataset", loop=0, kind="Stream", worker_group=site(50, "if dist.is_initialized():"))
+    found = said(IterableNotSharded, two(*([*stream(r, rows, num_workers=1), told] for r in range(2))))
+    assert found.where is not None and found.where.line == 50 and "not forked" in found.message
+    silent(IterableNotSharded, two(*([*stream(r, rows[r::2], num_workers=1), told] for r in range(2))))  # the shares are others all the same
+
+
 def by_workers(shares: list[list[list[int]]], *, summed: bool = True, **fields: Any) -> Run:
     """Streams of two ranks with two workers each, whose batches come in turn."""
     told = []
