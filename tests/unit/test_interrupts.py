@@ -36,7 +36,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def event(kind: str, _site: object = None, **fields: Any) -> None:
         events.append({"kind": kind, **fields})
 
-    monkeypatch.setattr(S, "recorder", SimpleNamespace(disabled=False, errors=0, event=event, _phase=b"step", _op=b""))
+    monkeypatch.setattr(S, "recorder", SimpleNamespace(disabled=False, errors=0, event=event, _phase=b"step", _op=b"", fallen=0))
     return events
 
 

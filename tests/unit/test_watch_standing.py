@@ -18,7 +18,7 @@ STRANGER = 2**22 + 5  # a pid that this host cannot have
 
 def rank_of(folder: Path, number: int) -> Path:
     stem = f"{number}-{STRANGER + number}-9"
-    head = protocol.STATUS.pack(2, STRANGER + number, 1, 1, 7, 1, b"train", b"all_reduce")
+    head = protocol.STATUS.pack(2, STRANGER + number, 1, 1, 7, 1, b"train", b"all_reduce", 0)
     (folder / protocol.REC_DIR / f"{stem}.status").write_bytes(head + b"train.py:7:main".ljust(protocol.STATUS_SITE_BYTES, b"\0"))
     path = folder / protocol.REC_DIR / f"{stem}.jsonl"
     path.write_text(json.dumps({"k": "start", "rank": number, "ppid": 1}) + "\n")

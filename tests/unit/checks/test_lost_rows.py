@@ -16,7 +16,7 @@ def written(tmp_path: Path, *, rows: int, page_step: int, role: str = "main", en
     events = [{"k": "start", "t": 1, "s": 0, "pid": 100, "rank": 0, "role": role}, *([{"k": "end", "t": 9, "s": rows, "steps": rows}] if end else [])]
     (tmp_path / "0-100-5.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     (tmp_path / "0-100-5.rows").write_bytes(protocol.ROWS_MAGIC + b"".join(row(s) for s in range(rows)))
-    page = protocol.STATUS.pack(2, 100, 1, 7, page_step, 1, b"train", b"")
+    page = protocol.STATUS.pack(2, 100, 1, 7, page_step, 1, b"train", b"", 0)
     (tmp_path / "0-100-5.status").write_bytes(page + b"".ljust(protocol.STATUS_SITE_BYTES, b"\0"))
     (recording,) = load_recordings(tmp_path)
     return recording.damage
