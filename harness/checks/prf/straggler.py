@@ -4,8 +4,9 @@ What it does
     Compares the time that each rank spends on its own work: from the end of a step to its first collective or backward; under DDP on the CPU also
     between the one backward of a step and the optimizer's step, where no collective lies in there. 1.3 times the median of the others and 5 ms
     more, in 80 % of the steps and beyond twice the uncertainty of the median difference, is a warning (3 times, in 90 %, on a host whose load is
-    above its cores). What a rank waited for a core is taken from its own time; where it is not known in which part of a step it waited, from the
-    suspect's only, so that a crowded host can hide a straggler but not make one. Time in backward is not compared: the all-reduce makes it equal.
+    above its cores, unless the same rank's batches are 1.3 times as large as the others' in every pass over the data). What a rank waited for a
+    core is taken from its own time; where it is not known in which part of a step it waited, from the suspect's only, so that a crowded host can
+    hide a straggler but not make one. Time in backward is not compared: the all-reduce makes it equal.
 
 Why it is bad
     Every step takes as long as the slowest rank's. The others' time shows up as communication, so the network gets the blame.
@@ -19,15 +20,16 @@ Right
 
 Known limits
     Needs 20 steps, and a core for each rank and loader worker; else it is inconclusive. Slow hardware and slow code look the same. The
-    line comes from 10 samples a second.
+    line comes from 10 samples a second, or is that of the loader with the larger batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from harness.checks.base import Check, Inconclusive, NotApplicable
-from harness.checks.prf import pace
+from harness.checks.prf import batchwork, pace
 from harness.model import Finding, Severity, Where
 from harness.record import Recording, Run, where_of
 
@@ -53,13 +55,17 @@ class Straggler(Check):
         if length < MIN_STEPS:
             raise Inconclusive(f"needs {MIN_STEPS} steps after the first {pace.WARM_UP_STEPS}")
         pace.require_cores(run)
-        busy = pace.busy(run)
-        found = self._slow(trained, own, bool(busy))
-        if found is None and _waits_in_backward(run):
+        busy, heavier = pace.busy(run), batchwork.heavier(trained)
+        looked_at = [own]
+        if _waits_in_backward(run):
             behind = _behind(trained, stride)
-            found = self._slow(trained, {rank: _own(r, stride, behind[rank]) for rank, r in trained.items()}, bool(busy))
+            looked_at.append({rank: _own(r, stride, behind[rank]) for rank, r in trained.items()})
+        found = next((f for one in looked_at if (f := self._slow(trained, one, bool(busy))) is not None), None)
+        if found is None and busy and heavier is not None:  # more work is no matter of the load
+            calmly = (self._slow(trained, one, busy=False) for one in looked_at)
+            found = next((f for f in calmly if f is not None and f.ranks == (heavier.rank,)), None)
         if found is not None:
-            yield found
+            yield _with_its_batches(found, heavier)
             return
         calm = sum(all(values[i][0] - values[i][1] < CALM_S for values in own.values()) for i in range(length))
         if calm < MIN_STEPS:
@@ -93,6 +99,14 @@ class Straggler(Check):
                     help="look at what only this rank does in every step: logging, statistics, a slower disk, a larger share of data",
                 )
         return None
+
+
+def _with_its_batches(found: Finding, heavier: batchwork.Heavier | None) -> Finding:
+    if heavier is None or found.ranks != (heavier.rank,):
+        return found
+    note = f"its batches are {heavier.times:.1f} times as large as the others' in every pass over the data: {heavier.own:,.0f} against {heavier.others:,.0f} numbers"
+    advice = "give all ranks batches of like size: deal what is sorted by length in turn (`order[rank::world_size]`), do not cut it into one part a rank"
+    return replace(found, where=found.where or heavier.where, notes=(*found.notes, note), help=advice)
 
 
 def _own(recording: Recording, stride: int, behind: Sequence[float]) -> list[tuple[float, float]]:

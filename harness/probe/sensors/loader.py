@@ -3,10 +3,10 @@
 Event "loader" (each `iter(loader)`): loop, loader (order of construction), made, made_sampler, made_generator, made_lasting (where persistent
 workers are asked for), made_dataset (nearest first; all sites), base_seed (of the workers), copies (see workercopies.py), aside (a
 thread of the script's draws ahead), what `datasets.describe` says of sampler, dataset, workers.
-Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of
-uint32, at most 65,536), rows (the same of a digest a sample), labels, shapes (how large the samples are, a number each, or one for all: padded
-to the longest of its batch, one looks different in another), content (digest of all rows in order), batch_sizes [first, smallest, last],
-backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on), training (a trained or
+Event "pass" (end of a pass over it): loop, num_batches, num_samples, order (digest of the indices in order), indices (zlib+base64 of uint32,
+at most 65,536), rows (the same of a digest a sample), labels, shapes (how large the samples are, a number each, or one for all: padded to the longest
+of its batch, one looks different in another), content (digest of all rows in order), batch_sizes [first, smallest, last], weighed [batches, numbers in
+them] (first 256 steps), backwards, first_trained (batches drawn when the first one came), collectives, steps, complete, grad (grad mode on), training (a trained or
 wrapped module was in train mode), file (see sharedfiles.py), data_s, times [start, first, last, end] (seconds: in `iter(loader)`, until the first batch, from
 it to the last one, in the call that found the end), worker_random ([torch, python, numpy, own] generators drawn from for each sample in a worker), worker_seeds
 (first 8 workers: what [torch, python, numpy] are seeded with), worker_own (see copiedrng.py), own [before, after] (states of the dataset's own generators),
@@ -81,7 +81,7 @@ class Pass:
         self.rows: list[int] = []
         self.labels: list[int] = []
         self.shapes: list[int] = []
-        self.sizes = [0, 1 << 60, 0]
+        self.sizes, self.weighed = [0, 1 << 60, 0], [0, 0]
         self.num_batches = self.num_samples = self.backwards = self.collectives = self.first_trained = 0
         self.step_before = S.steps
         self.grad = self.training = False
@@ -136,8 +136,7 @@ class Pass:
             "pass", self.site, loop=self.loop, loader=self.loader, num_batches=self.num_batches, num_samples=self.num_samples,
             order=self.order,
             indices=pack(self.indices), rows=pack(self.rows), labels=pack(self.labels), shapes=datasets.pack_alike(self.shapes),
-            content=self.content, batch_sizes=self.sizes,
-            backwards=self.backwards, first_trained=self.first_trained,
+            content=self.content, batch_sizes=self.sizes, weighed=self.weighed, backwards=self.backwards, first_trained=self.first_trained,
             collectives=self.collectives, steps=S.steps - self.step_before, complete=complete, grad=self.grad,
             training=self.training, data_s=round(self.data_s, 6),
             times=[round(t, 5) for t in self.times], worker_random=list(self.page[:4]) if self.page is not None else None,
@@ -214,6 +213,7 @@ def _drew(one: Pass, batch: Any, took_s: float) -> None:
     S.batch_rows = size
     crossed.drew(tensors)
     one.sizes = [one.sizes[0] or size, min(one.sizes[1], size), size]
+    one.weighed = datasets.weighed(one.weighed, tensors) if S.steps < 256 else one.weighed
     one.training = one.training or layers.any_training()
     if tensors:
         if len(one.first) < heldbatches.NUM_FIRST:

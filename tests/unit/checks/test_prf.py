@@ -100,6 +100,29 @@ def test_a_busy_host_asks_for_more() -> None:
     assert len(findings(Straggler, paced(0.040, events=(load,)))) == 1
 
 
+def weighed(*passes: tuple[int, int]) -> Run:
+    """On a busy host rank 1 takes 1.6 times as long; (numbers of rank 0, of rank 1) in the 20 batches of each pass."""
+    load = event("profile", samples=40, lines=[], load=20.0)
+
+    def rank(r: int) -> Recording:
+        told = [event("pass", line=30, loop=n, backwards=20, weighed=[20, 20 * numbers[r]]) for n, numbers in enumerate(passes)]
+        return recording([load, *told], [row(s, self_s=(0.010, 0.016)[r], wall_s=0.05) for s in range(60)], rank=r)
+
+    return cores(run([rank(0), rank(1)]))
+
+
+def test_larger_batches_are_no_matter_of_the_load() -> None:
+    (found,) = findings(Straggler, weighed((860, 3740), (860, 3740)))
+    assert (found.severity, found.ranks, found.where and found.where.line) == (Severity.WARNING, (1,), 30)
+    assert "its batches are 4.3 times as large as the others' in every pass over the data: 3,740 against 860 numbers" in found.notes
+    assert "order[rank::world_size]" in found.help
+
+
+@pytest.mark.parametrize("passes", [[(860, 900)], [(3740, 860)], [(860, 3740), (3740, 3800)], []], ids=["alike", "the other rank's", "one pass", "no loader"])
+def test_a_busy_host_and_no_larger_batches(passes: list[tuple[int, int]]) -> None:
+    assert findings(Straggler, weighed(*passes)) == []
+
+
 def crowded(own: tuple[float, float], waited: tuple[float, float], known: bool = True) -> Run:
     """Two ranks whose own work of a step takes own + waited seconds; `known`: the wait was seen to lie in that part of the step."""
 
