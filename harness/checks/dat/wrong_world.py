@@ -44,7 +44,7 @@ class WrongWorld(Check):
     code = "DAT104"
     name = "sampler-wrong-world"
     severity = Severity.ERROR
-    explains = ("DAT102", "DAT109", "DAT113", "DAT114", "EVL104")
+    explains = ("DAT102", "DAT109", "DAT113", "DAT114", "EVL104", "SYN127")
 
     def end(self, run: Run) -> Iterable[Finding]:
         if (found := self._in_one_team(run)) is not None:

@@ -4,6 +4,7 @@ What it does
     The last resort: parameters that should be identical (in DDP, or equal at the start with equal gradients at first) differ
     after a step. Says so where optimizers step in hooks inside of the backward, before DDP has averaged; where nobody averages the gradients
     from some step on; and where they are equal after the backward and other ones at the step (each rank scales them by a number of its own).
+    Of ranks that hold shares of one layer (tensor parallelism by DTensor) it compares the copies that they hold of its other parameters.
 
 Why it is bad
     From there on every rank trains another model.
@@ -23,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import mesh_copies
 from harness.checks.syn import callers, gradients, in_hooks, lone_steps, replicas, rounding
-from harness.model import Finding, Severity
+from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Event, Run, where_of
 
@@ -38,6 +40,9 @@ class ReplicasDiverge(Check):
     explains = ("OPT114",)
 
     def end(self, run: Run) -> Iterable[Finding]:
+        if (parted := mesh_copies.parted(run)) is not None:
+            yield self._in_one_team(run, *parted)
+            return
         facts = replicas.require(run)
         if any(True for _ in run.events("join")):
             raise NotApplicable("Join is in use: ranks may take different numbers of steps")
@@ -64,6 +69,21 @@ class ReplicasDiverge(Check):
                 else:
                     yield self._unknown(run, facts, parting, names, seen)
                 return
+
+    def _in_one_team(self, run: Run, left: int, right: int, name: str) -> Finding:
+        drawn = _drawn_apart(run, (left, right))
+        return self.finding(
+            f"ranks {left} and {right} hold shares of one layer, and their copies of its other parameters part",
+            where=drawn or replicas.first_where(run, "params"),
+            ranks=(left, right),
+            notes=[
+                f"`{name}` was the same on both before the first step and is another one on each of them after eight",
+                *([f"the two ranks draw other values at {drawn.place}"] if drawn is not None else []),
+            ],
+            help="the ranks of a tensor-parallel group compute one output together: give them the same batch and the same random numbers"
+            + (": a seed of the data-parallel rank" if drawn is not None else ", and all-reduce the gradients of what they hold copies of"),
+            severity=None if drawn is not None else Severity.WARNING,
+        )
 
     def _unknown(self, run: Run, facts: replicas.Replicas, parting: replicas.Parting, names: list[str], seen: str) -> Finding:
         what = "gradients" if parting.grad_step is not None else "parameters"
@@ -122,3 +142,9 @@ class ReplicasDiverge(Check):
             help="what is done to averaged gradients must be the same on every rank: take the factor (a loss scale, a norm, a count) from a value "
             "that all ranks share, e.g. all-reduce it first",
         )
+
+
+def _drawn_apart(run: Run, ranks: tuple[int, int]) -> Where | None:
+    """The first statement whose draws differ between the two ranks."""
+    one, other = ({(e.where, e["at"]): e for e in r.of("draw")} if (r := run.ranks[rank]) is not None else {} for rank in ranks)
+    return next((where for (where, at), e in one.items() if (where, at) in other and other[where, at]["digest"] != e["digest"]), None)

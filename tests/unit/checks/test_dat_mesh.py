@@ -9,6 +9,7 @@ from builder import event, findings, recording, row, run
 
 from harness.checks.base import Check
 from harness.checks.registry import all_checks
+from harness.model import Severity
 from harness.record import Event, Run
 
 CHECKS: dict[str, type[Check]] = {c.code: c for c in all_checks()}
@@ -23,7 +24,8 @@ def passed(rank: int, replicas: int, number: int, order: int) -> list[Event]:
 
 
 def meshed(
-    *, ways: Any = WAYS, meshes: Any = MESHES, team: list[int] | None = None, whole: bool = False, begun: Any = None, dealt: Any = None, copies: int = 2
+    *, ways: Any = WAYS, meshes: Any = MESHES, team: list[int] | None = None, whole: bool = False, begun: Any = None, dealt: Any = None, copies: int = 2,
+    draws: Any = (),
 ) -> Run:
     """Four ranks, data parallel x tensor parallel (2 x 2), or what else the meshes say."""
     made = []
@@ -36,6 +38,8 @@ def meshed(
             for s, values in ((0, start), (8, way))
         ]
         events = [event("pg", done=True, rank=rank, world_size=len(ways)), *passed(rank, *(dealt[rank] if dealt else (len(ways), rank, 100 + rank))), *seen]
+        events += [event("params", line=22, opt=0, names=["norm0"], numels=[2])]
+        events += [event("draw", line=13, s=1, at=0, digest=d[rank]) for d in draws]
         made.append(recording(events, [row(s) for s in range(9)], rank=rank, world_size=len(ways)))
     return run(made)
 
@@ -62,3 +66,18 @@ def test_ranks_of_a_team_that_are_dealt_other_samples() -> None:
 ])  # fmt: skip
 def test_copies_that_stay_together_or_are_none(how: dict[str, Any]) -> None:
     assert told(meshed(**how)) == []
+
+
+@pytest.mark.parametrize(("draws", "line", "severity"), [
+    (([7, 8, 7, 8],), 13, Severity.ERROR),
+    (([7, 7, 7, 7],), 22, Severity.WARNING),
+    ((), 22, Severity.WARNING),
+])  # fmt: skip
+def test_copies_part_where_no_sampler_deals(draws: Any, line: int, severity: Severity) -> None:
+    (found,) = findings(CHECKS["SYN127"], meshed(dealt=((2, 0, 100), (2, 0, 100), (2, 1, 101), (2, 1, 101)), draws=draws))
+    assert "copies of its other parameters part" in found.message and found.ranks == (0, 1) and "`norm0`" in found.notes[0]
+    assert (found.where is not None and found.where.line, found.severity) == (line, severity)
+
+
+def test_copies_that_stay_together_do_not_part() -> None:
+    assert not [f for f in findings(CHECKS["SYN127"], meshed(ways=([1.1, 2.1],) * 4)) if "copies" in f.message]
