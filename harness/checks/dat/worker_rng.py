@@ -26,7 +26,8 @@ Right
 
 Known limits
     Sees workers that are forked. A dataset that seeds anew for each sample (by its index, say) is healthy. Streams (IterableDataset) may
-    need equal draws to split a shuffled list, and are not judged.
+    need equal draws to split a shuffled list, and are not judged. A generator that the dataset holds and draws from once a batch, for a choice that all
+    ranks are to share, looks the same.
 """
 
 from __future__ import annotations
