@@ -2,7 +2,7 @@
 
 What it does
     In a job without DDP, looks for parameters whose gradients differ between ranks at every step while others' agree at every
-    step.
+    step. The finding stands on the reduction that leaves them out, and where it is all of an optimizer, on its step.
 
 Why it is bad
     The parameters that were left out drift apart on every rank.
@@ -65,7 +65,10 @@ class PartlySynced(Check):
             wrong = [n for n in wrong if n.rpartition(".")[0] not in private]
             if not wrong:
                 continue
-            where = _sync_at(run)
+            alone = len(wrong) == len(run.present[0].param_names(opt))
+            sync = _sync_at(run)
+            copied = reduced_copies.dropped(run, sync, wrong)
+            where = (_steps_at(run, opt) if alone and not copied else None) or sync
             local = [n for n in wrong if _left_out_by_name(run, n)]
             if len(local) == len(wrong):
                 yield self.finding(
@@ -78,16 +81,17 @@ class PartlySynced(Check):
                 return
             wrong = [n for n in wrong if n not in local]
             split = _split(run)
-            copied = reduced_copies.dropped(run, where, wrong)
+            shown = _held_as(run, opt)
             yield self.finding(
                 f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} "
-                f"others are: {replicas.listed(wrong)}",
+                f"others are: {replicas.listed([shown.get(n, n) for n in wrong])}",
                 where=where or facts.grad_site(opt),
                 ranks=run.rank_ids,
                 severity=Severity.ADVICE if split is not None else None,
                 notes=[
                     *([f"an activation's gradient is reduced inside the backward ({split.place}): they may be slices of a model that is split"] if split else []),
                     *([reduced_copies.NOTE] if copied else []),
+                    *(["it is all that its optimizer holds: none of its gradients is synchronised before the step"] if alone else []),
                     f"parameters differ after {parting.num_param} of {parting.steps} steps",
                 ],
                 help=reduced_copies.HELP if copied else "synchronise the gradient of every trained parameter",
@@ -147,6 +151,17 @@ def _unsampled(run: Run, parting: replicas.Parting) -> list[str]:
     """Of an optimizer whose gradients are only hashed, as sparse ones are: those that differ, where none of them ever agrees."""
     never = parting.num_grad == parting.steps and not parting.equal_grad_names
     return list(parting.grad_names) if never and not any(e["local"] for e in run.present[0].of("gradients") if e["opt"] == parting.opt) else []
+
+
+def _steps_at(run: Run, opt: int) -> Where | None:
+    """The step of this optimizer."""
+    return next((e.where for e in run.present[0].of("gradients") if e["opt"] == opt and e.where is not None), None)
+
+
+def _held_as(run: Run, opt: int) -> dict[str, str]:
+    """What the script calls tensors that no module owns."""
+    told = [e["held_as"] for e in run.present[0].of(protocol.PARAMS) if e["opt"] == opt]
+    return {str(k): str(v) for held in told if isinstance(held, dict) for k, v in held.items()}
 
 
 def _sync_at(run: Run) -> Where | None:

@@ -6,7 +6,7 @@ Event "loss" (first time a call site is seen, and when its shape changes): site,
 made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss).
 Event "accumulation" (first 24 steps, and 16 later ones of another number of backwards): sites: [[site, backwards since the gradients were zero]],
 opt, reduces, no_sync, dropped (see thrown.py).
-Event "gradients" (first 6 steps, more under a communication hook): opt, names {position: name}, own (values before DDP's communication hook,
+Event "gradients" (first 6 steps, more under a communication hook): site (of the step), opt, names {position: name}, own (values before DDP's communication hook,
 where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
 parameters on the CPU right before the first six steps).
 Event "divisor" (first 24 steps, each backward): site, made (the statement that divides), value (whole; of the loss or of each term), factors (of the terms).
@@ -243,6 +243,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
         contained(assigned.note_changed)(witness.opt, local, synced)
         S.recorder.event(
             "gradients",
+            sites.here(3),
             opt=witness.opt,
             names={k: witness.by_position[int(k)] for k in local},
             local=local,

@@ -1,7 +1,7 @@
 """The witness: one row an optimizer step, from torch's own global step hooks.
 
-Event "params" (once an optimizer, again when its parameters change): opt, kind, names, numels, shapes, dtypes, devices, ddp (index of
-the wrap event or -1), owned (a living module has it), gathered (names, see fullyshard), requires_grad, groups (lr, weight_decay a group), num_steps_per_slice.
+Event "params" (once an optimizer, again when its parameters change): opt, kind, names, numels, shapes, dtypes, devices, ddp (index of the wrap event or -1),
+owned (a living module has it), held_as (barenames), gathered (names, fullyshard), requires_grad, groups (lr, weight_decay a group), slices.
 Event "train_flags" (whenever a step finds other modes than the last, 64 at most): opt, num_eval, eval (names of modules in eval mode, 20 at most;
 "" is the model itself), tops (whether each model itself is in train mode).
 Event "full": digests {name: crc} of every parameter and optimizer state tensor, at the end of the process (why="end").
@@ -16,10 +16,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from .. import digests, lastloss, marks, names, protocol, sites, trainflags
+from .. import barenames, digests, lastloss, marks, names, protocol, sites, trainflags
 from ..arm import at_close
 from ..looks import Looks
-from ..patching import quiet
+from ..patching import contained, quiet
 from ..state import MASK, S, mix, seq
 from . import collectives, dark, ddp, edits, graphs, lonesteps, memory, queue, rng
 
@@ -77,6 +77,7 @@ class Witness:
             devices=sorted({str(p.device) for p in self.params}),
             ddp=self.wraps,
             owned=self.owned,
+            held_as=contained(barenames.told)(self.names, self.params, self.owned),
             gathered=names.gathered(self.params),
             sharded=any(type(p).__name__ == "DTensor" or type(getattr(p, "data", p)).__name__ == "DTensor" for p in self.params),
             shared=sum(p.is_shared() for p in self.params if p.device.type == "cpu"),
