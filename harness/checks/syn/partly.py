@@ -2,7 +2,7 @@
 
 What it does
     In a job without DDP, looks for parameters whose gradients differ between ranks at every step while others' agree at every
-    step. The finding stands on the reduction that leaves them out, and where it is all of an optimizer, on its step.
+    step. The finding stands on the reduction that leaves them out; on the step of an optimizer that has a backward and no reduction of its own.
 
 Why it is bad
     The parameters that were left out drift apart on every rank.
@@ -65,7 +65,7 @@ class PartlySynced(Check):
             wrong = [n for n in wrong if n.rpartition(".")[0] not in private]
             if not wrong:
                 continue
-            alone = len(wrong) == len(run.present[0].param_names(opt))
+            alone = len(wrong) == len(run.present[0].param_names(opt)) and _has_own_backward(run, opt)
             sync = _sync_at(run)
             copied = reduced_copies.dropped(run, sync, wrong)
             where = (_steps_at(run, opt) if alone and not copied else None) or sync
@@ -156,6 +156,12 @@ def _unsampled(run: Run, parting: replicas.Parting) -> list[str]:
 def _steps_at(run: Run, opt: int) -> Where | None:
     """The step of this optimizer."""
     return next((e.where for e in run.present[0].of("gradients") if e["opt"] == opt and e.where is not None), None)
+
+
+def _has_own_backward(run: Run, opt: int) -> bool:
+    """Between its backward and its step nothing is communicated: no reduction is there that could have skipped its gradients."""
+    rows = [r for r in run.present[0].all_rows() if r.opt == opt]
+    return bool(rows) and all(r.num_backward and not r.num_coll for r in rows[:6])
 
 
 def _held_as(run: Run, opt: int) -> dict[str, str]:
