@@ -1,9 +1,9 @@
 """PRF112 collective-per-parameter: gradients, norms or other small numbers are sent one by one, a blocking collective for each parameter.
 
 What it does
-    Looks at the all-reduces of gradients that the script issues itself: how many a step from one statement, how large, and how long one takes
-    (the median of the distances from call to call in a step, so that a wait for a slower rank does not count). Where 24 and more small ones take a
-    quarter of the step it is advice, where 48 and more take two fifths a warning. So it is for other tensors of up to 1,024 numbers that one
+    Looks at the all-reduces of gradients that the script issues itself: how many a step from one statement, how large, and how long one takes (the
+    mean distance from call to call in a step, without the longest, so that a wait for a slower rank does not count). Where 24 and more small ones
+    take a quarter of the step it is advice, where 48 and more take two fifths a warning. So it is for other tensors of up to 1,024 numbers that one
     statement sends in every step, where the source shows that each turn of its loop sends what it has made of the loop's own variable.
 
 Why it is bad
@@ -141,10 +141,16 @@ def _load(recording: Recording, what: str, most: int, steps: dict[int, list[Even
     sizes = [number(e["numel"]) for e in first]
     if statistics.fmean(sizes) > most or first[0].where is None:
         return None
-    apart = [statistics.median((b.t_ns - a.t_ns) / 1e9 for a, b in itertools.pairwise(steps[s])) for s in whole]
+    apart = [_apart_s(steps[s]) for s in whole]
     inside = [r.coll_s / max(1, r.num_coll) for r in rows]  # without what the script does in between
     each = [min(pair) for pair in zip(apart, inside, strict=True)]
     # step by step, for what makes a busy host's step long makes its collectives long
     shares = [min(1.0, n * each_s / r.wall_s) for n, each_s, r in zip(nums, each, rows, strict=True) if r.wall_s > 0]
     step_s, share = statistics.median(r.wall_s for r in rows), statistics.median(shares or [0.0])
     return Load(first[0].where, what, int(statistics.median(nums)), sum(sizes), statistics.median(each), step_s, share)
+
+
+def _apart_s(calls: list[Event]) -> float:
+    """From call to call, without the longest time: in that the rank waits for a slower one. What they take together counts, not the quickest half."""
+    apart = [(b.t_ns - a.t_ns) / 1e9 for a, b in itertools.pairwise(calls)]
+    return (sum(apart) - max(apart)) / (len(apart) - 1)

@@ -454,13 +454,16 @@ def averaged_by_hand(
     ranks: int = 2,
     apart: bool = False,
     every: int = 1,
+    uneven: bool = False,
 ) -> Run:
+    at_ms = [i * each_ms if not uneven else each_ms * (i // 3 * 3 + (0.25, 0.5, 0.75)[i % 3]) for i in range(num)]
+
     def rank(r: int) -> Recording:
         events = [
             event(
                 "coll",
                 s=s,
-                t=10**12 + int((s * step_ms + (wait_ms if i else 0) + i * each_ms) * MS),
+                t=10**12 + int((s * step_ms + (wait_ms if i else 0) + at_ms[i]) * MS),
                 line=34,
                 op="all_reduce",
                 grad=grad,
@@ -490,6 +493,12 @@ def test_one_collective_for_each_parameter() -> None:
     assert found.message == "130 small gradients are all-reduced one by one in every step: 87% of its time"
     assert [f.severity for f in findings(CollectivePerParameter, averaged_by_hand(40))] == [Severity.ADVICE]
     assert [f.severity for f in findings(CollectivePerParameter, cores(averaged_by_hand(130), 1))] == [Severity.ADVICE]  # ranks take turns
+
+
+def test_what_collectives_take_together_counts_on_a_busy_host() -> None:
+    of = averaged_by_hand(130, numel=1, grad=False, apart=True, uneven=True)
+    (found,) = findings(CollectivePerParameter, of)  # every third takes 5 ms, the others 0.5 ms
+    assert found.severity is Severity.WARNING
 
 
 @pytest.mark.parametrize(
