@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 LEAST_VALUES = 3
+
+
+def unit(dtype: Any) -> float:
+    """Of rounding."""
+    import torch
+
+    return float(torch.finfo(dtype).eps)
 
 
 def factor(before: Sequence[float], after: Sequence[float], close: float) -> float | None:

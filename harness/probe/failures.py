@@ -59,7 +59,7 @@ def _write(error: BaseException, tb: TracebackType | None, thread: str) -> None:
         message=_text(error, 4000),
         frames=[sites.as_json(p) for p in places],
         trace=_trace(error, tb),
-        inner=next((f.name for f in reversed(frames) if not f.filename.endswith("torch/_ops.py")), ""),  # which calls every operation
+        inner=_innermost(frames),
         thread=thread,
         phase=S.recorder._phase.decode(),
         op=S.recorder._op.decode(),
@@ -69,6 +69,12 @@ def _write(error: BaseException, tb: TracebackType | None, thread: str) -> None:
         ways=conditions.before(places)["ways"] if S.recorder._op == b"ddp_forward" else None,
         consumer=generators.consumer(places) if S.recorder._op else None,
     )
+
+
+def _innermost(frames: traceback.StackSummary) -> str:
+    """The function that raised, but for the one by which torch calls every operation."""
+    frame = next((f for f in reversed(frames) if not f.filename.endswith("torch/_ops.py")), None)
+    return "" if frame is None else protocol.WAITING if frame.filename.endswith(protocol.WAITING_FILE) else frame.name
 
 
 def _text(value: object, limit: int) -> str:

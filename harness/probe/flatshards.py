@@ -2,7 +2,7 @@
 
 A flat vector is cut by numbers of elements: its parts are of one gradient, wherever the layers begin. Looked at in the first steps: plain vectors on the
 CPU that a call of the script's own filled and waited for. What is gathered again as it is (a reduction in two halves, a code of fewer bits) is no part
-that a rank steps with, and is let go.
+that a rank steps with, and is let go. So is what is reduced without a backward before, and where no norm is taken behind the call: a factor may be a count.
 Event "shard_scale" (see sensors/shardscales.py), with flat: the parameter is called by the collective, opt counts the parts of a step from -1 downwards.
 """
 
@@ -54,11 +54,11 @@ def settle(op: str, given: Sequence[Any]) -> None:
 
 
 def _tell(part: Part, tensor: Any, number: int) -> None:
-    unit = _unit(tensor.dtype)
+    unit = factors.unit(tensor.dtype)
     factor = factors.factor(part.values, _values(tensor), max(CLOSE, unit))
-    if factor is not None:
+    if factor is not None and (site := measured(*part.site)) is not None:
         scales = [[f"the output of {part.op}", factor, unit, list(part.ranks)]]
-        S.recorder.event("shard_scale", measured(*part.site) or part.site, opt=number, scales=scales, flat=True)
+        S.recorder.event("shard_scale", site, opt=number, scales=scales, flat=True)
 
 
 @quiet
@@ -68,18 +68,12 @@ def note(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
 
     out = args[0] if args else kwargs.get("output")
     group = kwargs.get("group") or next((a for a in args if type(a).__name__ == "ProcessGroup"), None)
-    if len(_open) < MAX_PARTS and digests.plain(out) and out.is_cpu and out.dim() == 1 and out.is_floating_point():
+    if S.since.num_backward and len(_open) < MAX_PARTS and digests.plain(out) and out.is_cpu and out.dim() == 1 and out.is_floating_point():
         _open.append(Part(weakref.ref(out), op, site, S.steps, dist.get_process_group_ranks(group), _values(out)))
 
 
 def _values(tensor: Any) -> list[float]:
     return [float(v) for v in digests.sampled(tensor.detach(), NUM_VALUES).tolist()]
-
-
-def _unit(dtype: Any) -> float:
-    import torch
-
-    return torch.finfo(dtype).eps
 
 
 @cache

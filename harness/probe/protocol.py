@@ -229,6 +229,7 @@ PYTHON_RNG = (
 )  # of `random`, where the draws are noted
 GATHER_INTO = ("all_gather_into_tensor", "all_gather_single")  # one call of torch under two names, the newer one since 2.14
 REDUCE_SCATTER_INTO = ("reduce_scatter_tensor", "reduce_scatter_single")
+WAITING, WAITING_FILE = "wait_tensor", "sensors/waiting.py"  # how a frame of that file is called: Work.wait() has no python frame of its own
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "batch_isend_irecv"})  # "op" of a "coll" event that needs no third rank
 PROCESS_GROUP = "pg"  # rank, world_size, backend, torch (version), init_method, site, done: bool (event before the call and after it)
 PARAMS = "params"  # opt, names, numels, shapes, dtypes, devices, ddp: [bool], wrapped: index of the wrap event or -1

@@ -38,6 +38,13 @@ def is_ours(name: str) -> bool:
     return name.startswith((os.path.join(_HERE, ""), "<harness "))
 
 
+def beyond_ours(frame: FrameType | None) -> FrameType | None:
+    """The first frame from this one outwards that is not ours: the caller of what several sensors wrap."""
+    while frame is not None and is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def is_user_code(code: CodeType) -> bool:
     known = _is_user.get(id(code))
     if known is None:

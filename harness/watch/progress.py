@@ -7,7 +7,7 @@ Something moves when any process enters or leaves a call that can block, draws a
 - ... and that process uses the CPU (compiling, evaluating) or is inside torch.save: until nine times that;
 - a process of the run has ended and all others wait in collectives that it can no longer join: a hang after 3 s; those that began behind its end
   wait for others (a restart, the next trial);
-- nobody waits, but a thread has ended by an exception and no process uses the CPU: as slow, until three times that;
+- nobody waits, but a thread has ended by an exception, no process uses the CPU and none has a child: as slow, until three times that;
 - nobody waits otherwise: never a hang, the wall limit is for that. A process that is alone waits for nobody in its backward.
 
 `limit` is 20 s before the first step, afterwards the larger of 10 s and 20 times the p95 of the step time, and up to three times that on a
@@ -139,8 +139,10 @@ class Watch:
         return min(base, DEAD_PEER_S) if dead and not any(page.status.op in LOCAL_OPS or page.ended for page in living) else base
 
     def _fell_silent(self, living: Sequence[Page], silent_s: float) -> bool:
-        """Whether a thread has ended by an exception, and nothing works any more: what it would have made is waited for where no call of ours shows it."""
-        return any(page.status.fallen for page in living) and not self._any_busy(living, silent_s, 0.0)
+        """Whether a thread has ended by an exception, and nothing works any more: what it would have made is waited for where no call of ours shows it.
+        A process below one of them may be what is waited for."""
+        fallen = any(page.status.fallen for page in living)
+        return fallen and not self._any_busy(living, silent_s, 0.0) and not any(self._pages.host.below_cpu_s(page.stem) for page in living)
 
     def _unseen(self, pages: Sequence[Page]) -> bool:
         """Whether a launched rank has not shown itself yet: it may still read its data."""

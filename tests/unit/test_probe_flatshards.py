@@ -35,6 +35,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     monkeypatch.setattr(S, "busy", False)
     monkeypatch.setattr(dist, "get_process_group_ranks", lambda group: [0, 1])
     monkeypatch.setattr(flatshards, "_open", [])
+    monkeypatch.setattr(flatshards, "measured", lambda *site: site)
+    monkeypatch.setattr(S.since, "num_backward", 1)
     yield recorder
 
 
@@ -68,6 +70,18 @@ def test_what_is_gathered_as_it_is_is_no_part_to_step_with(told: Told) -> None:
     part.div_(part.abs().max())
     flatshards.settle(GATHER, (torch.zeros(80), part))
     assert told.scales == [] and flatshards._open == []
+
+
+def test_sums_of_no_gradients_and_counts_are_let_be(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean of features, or of an expert's gradients over its tokens: no norm is taken, and no backward came before."""
+    part = torch.randn(40)
+    for name, value in (("measured", lambda *site: None), ("measured", lambda *site: site)):
+        monkeypatch.setattr(flatshards, name, value)
+        _filled(part)
+        part.div_(3)
+        flatshards.settle(GATHER, (torch.zeros(80), torch.randn(40)))
+        monkeypatch.setattr(S.since, "num_backward", 0)
+    assert told.scales == []
 
 
 def test_rows_and_what_is_gone_are_let_be(told: Told) -> None:

@@ -87,10 +87,14 @@ def test_the_limit_follows_who_waits(make: Make, ops: tuple[str, str], step: int
     assert ranks.hung_after() == limit_s
 
 
-@pytest.mark.parametrize(("busy", "limit_s"), [((), 30.0), ((101,), float("inf"))])
-def test_a_thread_that_fell_is_waited_for_where_nothing_works(make: Make, busy: tuple[int, ...], limit_s: float) -> None:
+@pytest.mark.parametrize(("busy", "below_s", "limit_s"), [((), 0.0, 30.0), ((101,), 0.0, float("inf")), ((), 0.2, float("inf"))])
+def test_a_thread_that_fell_is_waited_for_where_nothing_works(
+    make: Make, monkeypatch: pytest.MonkeyPatch, busy: tuple[int, ...], below_s: float, limit_s: float
+) -> None:
+    """A program that a rank has started may be what it waits for."""
     ranks = make()
     ranks.busy.update(busy)
+    monkeypatch.setattr(pages.ThisHost, "below_cpu_s", lambda host, stem: below_s)
     ranks.write(0, "", 9, fallen=1)
     ranks.write(1, "", 9)
     assert ranks.hung_after() == limit_s

@@ -21,12 +21,11 @@ WAITING_FUNCTIONS = {
     "all_reduce", "broadcast", "reduce", "all_gather", "gather", "gather_single", "scatter", "reduce_scatter", *protocol.GATHER_INTO,
     *protocol.REDUCE_SCATTER_INTO, "all_to_all", "all_to_all_single", "barrier", "monitored_barrier", "all_gather_object", "gather_object",
     "broadcast_object_list", "scatter_object_list", "recv", "send", "init_process_group", "destroy_process_group", "_engine_run_backward",
-    "_verify_param_shape_across_processes", "wait_tensor", "wait_for_peers",
+    "_verify_param_shape_across_processes", protocol.WAITING,
 }  # fmt: skip
 NAMES = {
     "_engine_run_backward": "backward",
-    "wait_tensor": "wait",
-    "wait_for_peers": "wait",  # of sensors/waiting.py
+    protocol.WAITING: "wait",
     "init_process_group": "init",
     "destroy_process_group": "destroy",
     "_verify_param_shape_across_processes": "ddp_init",
@@ -238,7 +237,8 @@ def _frames(event: Event) -> list[Where]:
 
 def _of_frames(stack: Sequence[Where]) -> tuple[str, Where | None]:
     """(the call that a stack is in, the user's line), innermost frame first."""
-    op = next((NAMES.get(f.function, f.function) for f in stack if f.function in WAITING_FUNCTIONS), "")
+    functions = [protocol.WAITING if f.file.endswith(protocol.WAITING_FILE) else f.function for f in stack]
+    op = next((NAMES.get(f, f) for f in functions if f in WAITING_FUNCTIONS), "")
     return op, next((f for f in stack if frames.is_users(f.file)), None)
 
 

@@ -53,12 +53,15 @@ class WallLimit(Check):
             )
             return
         still = _standing(run)
-        idle = f", with no step, batch or collective in the last {min(s for _, s in still):.0f} s" if still else ""
+        idle = f", with no step, batch or collective for at least {min(s for _, s in still):.0f} s" if still else ""
         yield self.finding(
             f"the run was ended after its limit of {run.plan.timeout_s:g} s{idle}",
             where=still[0][0].where if still else None,
             notes=[*steps, *(f"rank {wait.rank} {wait.sentence}, for {stalled_s:.0f} s" for wait, stalled_s in still[:8])],
-            help="look at what is waited for at this line, or raise --timeout" if still else "raise --timeout, or give the script fewer steps",
+            help=("look at what is waited for at this line" if still[0][0].op else "see whether this line waits or works")
+            + ", or raise --timeout"
+            if still
+            else "raise --timeout, or give the script fewer steps",
         )
 
 

@@ -18,8 +18,8 @@ Right
         print(f"loss {loss_sum.item() / world_size:.4f}")
 
 Known limits
-    Advice. Averages that the script computes itself over a shard are not recognised here. A line that shows every rank's loss, or says that it
-    is of a rank, a shard or a worker, or local, is healthy.
+    Advice. Averages that the script computes itself over a shard are not recognised here. A line that shows every rank's loss, or says whose it
+    is ("rank 0", "local loss"), is healthy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from harness.model import Finding, Severity
 from harness.probe import protocol
 from harness.record import Event, Recording, Run
 
-OWN = re.compile(r"(?<![a-z])(rank|local|shard|worker)(?![a-z])", re.IGNORECASE)
+OWN = re.compile(r"(?<![a-z])((rank|shard|worker)\W{0,2}\d|(local|rank|shard|worker)\W{0,2}(\w+\W)?loss)", re.IGNORECASE)  # "rank 0", "local loss"
 USUAL = 0.8  # of the lines that can tell
 Hit = tuple[int, Event, tuple[float, list[float]]]  # rank, line, its loss and the others'
 

@@ -82,7 +82,7 @@ class ReplicasDiverge(Check):
             ],
             help="the ranks of a tensor-parallel group compute one output together: give them the same batch and the same random numbers"
             + (": a seed of the data-parallel rank" if drawn is not None else ", and all-reduce the gradients of what they hold copies of"),
-            severity=None if drawn is not None else Severity.WARNING,
+            severity=None if drawn is not None else Severity.ADVICE,  # experts of its own that a rank has beside, equal at the start, part as well
         )
 
     def _unknown(self, run: Run, facts: replicas.Replicas, parting: replicas.Parting, names: list[str], seen: str) -> Finding:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from types import FrameType
 from typing import Any
 
 from .. import conditions, digests, entries, failures, flatshards, generators, protocol, replicated, sites, turns, variables
@@ -100,22 +99,14 @@ def _is_zero(tensor: Any) -> bool:
     return tensor is not None and tensor.is_cpu and tensor.is_floating_point() and digests.plain(tensor) and not digests.any_sampled(tensor)
 
 
-def _caller_frame() -> FrameType | None:
-    """Who made the call: between the two stand the wrappers of every sensor that looks at it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and sites.is_ours(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
 def _caller() -> str:
-    """The name of its module."""
-    return str(frame.f_globals.get("__name__", "")) if (frame := _caller_frame()) is not None else ""
+    """The name of the module that made the call."""
+    return str(frame.f_globals.get("__name__", "")) if (frame := sites.beyond_ours(sys._getframe(1))) is not None else ""
 
 
 def _is_called_by_user() -> bool:
     """Not by torch for it: ZeroRedundancyOptimizer broadcasts what each rank has stepped."""
-    return (frame := _caller_frame()) is not None and sites.is_user_code(frame.f_code)
+    return (frame := sites.beyond_ours(sys._getframe(1))) is not None and sites.is_user_code(frame.f_code)
 
 
 def _held(tensor: Any) -> dict[str, Any]:

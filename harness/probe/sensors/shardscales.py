@@ -47,18 +47,12 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
     scales = []
     for i, grad, part in _shards(optimizer) if earlier else ():
         assert earlier is not None
-        unit = float(_unit(part.dtype))
+        unit = factors.unit(part.dtype)
         factor = factors.factor(earlier.get(i, []), _values(part), max(CLOSE, unit))
         if factor is not None:
             scales.append([witness.by_position[i], factor, unit, [int(r) for r in grad.device_mesh.mesh.flatten().tolist()]])
     if scales:
         S.recorder.event("shard_scale", _where() if any(s[1] != 1 for s in scales) else None, opt=witness.opt, scales=scales)
-
-
-def _unit(dtype: Any) -> float:
-    import torch
-
-    return torch.finfo(dtype).eps
 
 
 def _where() -> sites.Site:

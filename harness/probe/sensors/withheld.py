@@ -28,9 +28,7 @@ def _note_no_sync(model: Any) -> None:
 
 def note_flag(wrapped: Any) -> None:
     """The flag of a DDP object is set; by a statement of the user's, as no_sync() sets it for itself."""
-    frame = sys._getframe(1)
-    while frame is not None and sites.is_ours(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]
+    frame = sites.beyond_ours(sys._getframe(1))
     if wrapped is None or frame is None or not sites.is_user_code(frame.f_code):
         return
     key = (sites.of_frame(frame), wrapped.forwards > 0)

@@ -70,8 +70,8 @@ def test_copies_that_stay_together_or_are_none(how: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("draws", "line", "severity"), [
     (([7, 8, 7, 8],), 13, Severity.ERROR),
-    (([7, 7, 7, 7],), 22, Severity.WARNING),
-    ((), 22, Severity.WARNING),
+    (([7, 7, 7, 7],), 22, Severity.ADVICE),
+    ((), 22, Severity.ADVICE),
 ])  # fmt: skip
 def test_copies_part_where_no_sampler_deals(draws: Any, line: int, severity: Severity) -> None:
     (found,) = findings(CHECKS["SYN127"], meshed(dealt=((2, 0, 100), (2, 0, 100), (2, 1, 101), (2, 1, 101)), draws=draws))

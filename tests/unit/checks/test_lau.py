@@ -393,7 +393,7 @@ def test_a_wall_limit_says_where_the_ranks_stood(stalled_s: tuple[float, float],
         stall = event("stall", line=10, op="", op_site="", stalled_s=seconds, inner="acquire", stack=[site(10)])
         own.append(recording([stall, *([event("coll", line=12, op="barrier")] if moves else [])], rank=rank))
     (found,) = findings(WallLimit, run(own, exits=(-15, -15), reason="timeout"))
-    assert ("in the last 16 s" in found.message and found.where is not None and found.where.line == 10) is still
+    assert ("for at least 16 s" in found.message and found.where is not None and found.where.line == 10) is still
     assert any("rank 1 is at" in note for note in found.notes) is still
 
 

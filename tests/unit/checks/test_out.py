@@ -220,6 +220,12 @@ def test_a_line_that_says_whose_loss_it_is_is_healthy(text: str) -> None:
     assert findings(PrintsLocalLoss, both) == []
 
 
+def test_a_line_that_speaks_of_workers_elsewhere() -> None:
+    said = [event("print", line=9, s=s, text=f"loss {v} batch 16 a worker", stream=1) for s, v in ((1, "0.5123"), (2, "0.4001"))]
+    both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
+    assert len(findings(PrintsLocalLoss, both)) == 1
+
+
 def test_mean_loss_is_healthy() -> None:
     said = [event("print", line=9, s=1, text="loss 0.5562", stream=1), event("print", line=9, s=2, text="loss 0.4501", stream=1)]
     both = run([recording(said, losses(0.51231, 0.40009), rank=0), recording([], losses(0.6, 0.5), rank=1)])
