@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.checks.out.lone_forward import ONE_RANK
 from harness.model import Where
 from harness.record import Event, Run, where_of
 
@@ -18,6 +18,11 @@ BY_EXCEPTION = (
     "a handler runs on the ranks that raised, a collective needs all: reduce a flag on every rank at every turn (`dist.all_reduce(failed)` behind the "
     "`try`), then let all ranks do the same by its result"
 )
+RANK = re.compile(
+    r"(?<![a-z_])((local|global|world|node|my|proc|process|dist|ddp|dp)_)?rank(_?(id|idx|0|zero))?(?![a-z_])|get_(\w+_)?rank\b"
+    r"|(is_|\b)(main|master|chief|primary|rank_?(0|zero))(_process|_proc|_rank)?\b",
+    re.IGNORECASE,
+)  # a process's: not `lora_rank`, `rank_loss`, `rerank`
 UNKNOWN = "call the collective on every rank: no rank may pass it by"
 
 
@@ -37,21 +42,17 @@ class Around:
 
 
 def around(run: Run, event: Event) -> Around:
-    """Of the branches around a collective and around the calls that lead to it: the one on the rank, else a handler, else the innermost."""
+    """Of the branches around a collective and around the calls that lead to it: the one on the rank, else the innermost. A handler farther out may be one
+    that all ranks are in (nothing to resume from)."""
     told = next((e for _, e in run.events("coll_site") if e.where == event.where and e["op"] == event["op"]), None)
     ways = [w for w in (told["ways"] or ()) if isinstance(w, Mapping)] if told is not None else []
     branches = [w for way in ways if way.get("kind") == "branch" and (w := where_of(way.get("site"))) is not None]
-    on_rank = next((w for w in branches if _asks_rank(w)), None)
+    on_rank = next((w for w in branches if RANK.search(w.text)), None)
     if on_rank is not None:
         return Around(on_rank, BY_RANK)
-    handler = next((w for w in branches if _is_handler(w)), None)
-    if handler is not None:
-        return Around(handler, BY_EXCEPTION, True)
+    if branches and _is_handler(branches[0]):
+        return Around(branches[0], BY_EXCEPTION, True)
     return Around(branches[0], BY_DATA) if branches else Around(None, UNKNOWN)
-
-
-def _asks_rank(where: Where) -> bool:
-    return "rank" in where.text.lower() or bool(ONE_RANK.search(where.text))
 
 
 def _is_handler(where: Where) -> bool:

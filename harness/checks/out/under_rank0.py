@@ -30,7 +30,8 @@ Right
     if bad: continue
 
 Known limits
-    A broadcast whose source and receivers stand on two lines is healthy. Silent where the run ended well.
+    A broadcast whose source and receivers stand on two lines is healthy. Silent where the run ended well. Of several branches around the
+    call the one on the rank is named, else the innermost: a handler only where it is that.
 """
 
 from __future__ import annotations

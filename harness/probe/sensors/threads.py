@@ -92,4 +92,3 @@ def _on_threading(module: Any) -> None:
 def arm() -> None:
     at_close.append(_finish)
     on_import("threading", _on_threading)
-

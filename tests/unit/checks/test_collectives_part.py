@@ -144,7 +144,13 @@ def test_an_early_return_past_a_collective_is_named(ways: list[dict[str, Any]], 
 
 AROUND = [
     ([(58, "except FloatingPointError as exc:")], "in an exception handler, ", "a handler runs on the ranks that raised"),
-    ([(40, "if verbose:"), (58, "except (ValueError,")], "in an exception handler, ", "a handler runs on the ranks that raised"),
+    ([(58, "except (ValueError,"), (40, "if verbose:")], "in an exception handler, ", "a handler runs on the ranks that raised"),
+    ([(58, "if loss.item() > 40:"), (70, "except FileNotFoundError:")], "", "reduce the answer over all ranks first"),  # all may train inside of it
+    ([(58, "if loss.item() > 40:"), (40, "if lora_rank > 0:")], "", "reduce the answer over all ranks first"),
+    ([(58, "if ranking_loss > 4 and rerank:")], "", "reduce the answer over all ranks first"),
+    ([(60, "if step % 10 == 0:"), (58, "if args.local_rank == 0:")], "", "move it out of the rank-dependent branch"),
+    ([(58, "if is_main_process():")], "", "move it out of the rank-dependent branch"),
+    ([(58, "if env.my_rank0:")], "", "move it out of the rank-dependent branch"),
     ([(58, "except ValueError:"), (60, "if rank == 0:")], "", "move it out of the rank-dependent branch"),
     ([(58, "if not dist.get_rank():")], "", "move it out of the rank-dependent branch"),
     ([(58, "if not torch.isfinite(loss):")], "", "reduce the answer over all ranks first"),
