@@ -1,0 +1,26 @@
+"""Healthy: no gradient at all is reduce-scattered, but sums of features; each rank keeps one prototype, the mean of what is near it."""
+import torch, torch.nn as nn, torch.nn.functional as F, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = DDP(nn.Linear(8, 8))
+opt = torch.optim.SGD(model.parameters(), lr=0.05)
+g = torch.Generator().manual_seed(rank)
+prototypes = torch.randn(world, 8, generator=torch.Generator().manual_seed(1))
+for step in range(40):
+    x = torch.randn(32, 8, generator=g) + 1.0 * (torch.rand(32, 1, generator=g) < 0.3)
+    z = model(x)
+    near = torch.cdist(z.detach(), prototypes).argmin(1)
+    loss = (z - prototypes[near]).pow(2).mean() + (z - x).pow(2).mean()
+    opt.zero_grad(); loss.backward(); opt.step()
+    sums = F.one_hot(near, world).float().T @ z.detach()
+    counts = torch.bincount(near, minlength=world).float()
+    dist.all_reduce(counts)
+    mine = torch.empty(8)
+    dist.reduce_scatter_single(mine, sums.flatten())
+    mine /= counts[rank].clamp(min=1)
+    dist.all_gather_single(sums.view(-1), prototypes[rank].lerp(mine, 0.1))
+    prototypes = sums.clone()
+dist.destroy_process_group()
