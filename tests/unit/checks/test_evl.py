@@ -840,7 +840,7 @@ def test_gathered_in_shard_order() -> None:
     silent(GatheredInShardOrder, gathered_classes("accuracy 0.100", hits=(0,)))  # the same either way
 
 
-def gathered_scores(texts: list[str], *, hits: range = range(60), size: int = 64) -> Run:
+def gathered_scores(texts: list[str], *, hits: range = range(60), size: int = 64, labels: bool = False) -> Run:
     """As above, of several evaluations, with a row of scores for each sample; the classes are the samples' numbers."""
     own = []
     for rank in range(2):
@@ -850,6 +850,7 @@ def gathered_scores(texts: list[str], *, hits: range = range(60), size: int = 64
             best = [i if i in hits else 99 for i in mine]
             told += measured(1 + n, 2 + n, rank=rank, indices=pack(mine), labels=pack(mine), num_samples=len(mine))
             told.append(event("gathered", line=55, s=2 + n, y=6, op="all_gather", scored=pack(best), leaves=9 * len(mine), joined=site(57)))
+            told += [event("gathered", line=56, s=2 + n, y=6, op="all_gather", classes=pack(mine), joined=site(58))] if labels else []
             told += [says(text, s=2 + n, y=6)] if rank == 0 else []
         own.append(told)
     return two(*own)
@@ -864,6 +865,14 @@ def test_scores_gathered_in_shard_order() -> None:
     silent(GatheredInShardOrder, gathered_scores([wrong + ", loss 0.9375", wrong]))  # what is right is reported too
     silent(GatheredInShardOrder, gathered_scores(["top1 0.016", "top1 0.016"]))  # of two digits
     silent(GatheredInShardOrder, gathered_scores([wrong, wrong], hits=range(12)))  # the best column may be no class
+
+
+def test_scores_and_labels_that_are_gathered_alike_beside_a_number_like_the_wrong_accuracy() -> None:
+    perfect = "threshold 0.03125 top1 1.0000"
+    silent(GatheredInShardOrder, gathered_scores([perfect] * 2, hits=range(64), labels=True))
+    said(GatheredInShardOrder, gathered_scores([perfect] * 2, hits=range(64)))  # without the labels 1.0 may be of the training
+    silent(GatheredInShardOrder, gathered_scores(["threshold 0.03125 top1 0.9375"] * 2, labels=True))  # nor are the labels taken for predictions
+    said(GatheredInShardOrder, gathered_scores(["top1 0.0156"] * 2, labels=True))
 
 
 def test_rows_that_are_taken_for_samples() -> None:
