@@ -54,7 +54,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, bool]]]:
     monkeypatch.setattr(handles, "_told", set())
     monkeypatch.setattr(handles, "_open", {})
     monkeypatch.setattr(handles, "_dropped", [])
-    monkeypatch.setattr(Work, "wait", handles._asking(Work.wait))
+    monkeypatch.setattr(Work, "wait", handles._asking(Work.wait, "wait"))
     yield found
 
 
