@@ -6,9 +6,11 @@ gives each worker its own changes what is found; a data set that seeds anew for 
 
 from __future__ import annotations
 
+import inspect
 import mmap
 import struct
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 from zlib import crc32
 
@@ -77,7 +79,8 @@ def _digest(states: dict[str, int], names: list[str]) -> int:
 
 
 def told(dataset: Any, page: mmap.mmap, at: int, num_workers: int) -> dict[str, Any] | None:
-    """In the rank: name, site (where the generator is made), workers: [found, left, left (0: no second fetch, or it drew nothing)] of each that drew."""
+    """In the rank: name, site (where the generator is made), batched (the data set fetches a batch in one call), workers: [found, left, left (0: no
+    second fetch, or it drew nothing)] of each that drew."""
     rows = [ENTRY.unpack_from(page, at + ENTRY.size * w) for w in range(min(num_workers, MAX_WORKERS))]
     rows = [r for r in rows if all(r[:3])]
     if not rows:
@@ -86,4 +89,26 @@ def told(dataset: Any, page: mmap.mmap, at: int, num_workers: int) -> dict[str, 
     if not name or len({r[0] for r in rows}) > 1:
         return None
     made = origins.attribute_line(type(owner), attribute)
-    return {"name": name, "site": sites.as_json(made) if made is not None else None, "workers": [list(r[1:]) for r in rows]}
+    site = sites.as_json(made) if made is not None else None
+    return {"name": name, "site": site, "batched": batched(dataset), "workers": [list(r[1:]) for r in rows]}
+
+
+def batched(dataset: Any) -> bool:
+    """Whether what a loader calls for a batch is the script's own `__getitems__`, which may draw once for all of it; that of Subset calls for each sample."""
+    from torch.utils.data import Subset
+
+    for _ in range(MAX_DEPTH):
+        if getattr(type(dataset), "__getitems__", None) is not Subset.__getitems__:
+            break
+        dataset = dataset.dataset
+    return callable(getattr(dataset, "__getitems__", None)) and not _one_by_one(dataset.__class__)
+
+
+@cache
+def _one_by_one(kind: Any) -> bool:
+    """Whether its `__getitems__` asks `__getitem__` for each sample."""
+    try:
+        text = inspect.getsource(kind.__getitems__)
+    except (AttributeError, OSError, TypeError):
+        return False
+    return ".__getitem__(" in text or "self[" in text

@@ -73,3 +73,21 @@ def test_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
     once = told(monkeypatch, lambda held, worker, nth: draw(held.rng) if not nth else None)  # a list that all workers shuffle alike
     assert once is not None and [row[2] for row in once["workers"]] == [0, 0]
     assert told(monkeypatch, lambda held, worker, nth: None) is None
+
+
+def test_whether_a_batch_is_fetched_in_one_call() -> None:
+    class Batches(Held):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return indices
+
+    class OneByOne(Held):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [self[i] for i in indices]
+
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    subset = torch.utils.data.Subset
+    assert not copiedrng.batched(OneByOne())
+    assert copiedrng.batched(Batches()) and copiedrng.batched(subset(Batches(), [0, 1]))
+    assert not copiedrng.batched(Held()) and not copiedrng.batched(subset(subset(Held(), [0, 1]), [0]))

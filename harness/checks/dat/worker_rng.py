@@ -26,8 +26,8 @@ Right
 
 Known limits
     Sees workers that are forked. A dataset that seeds anew for each sample (by its index, say) is healthy. Streams (IterableDataset) may
-    need equal draws to split a shuffled list, and are not judged. A generator that the dataset holds and draws from once a batch, for a choice that all
-    ranks are to share, looks the same.
+    need equal draws to split a shuffled list, and are not judged. A generator that `worker_init_fn` seeds without the rank is advice only where the
+    dataset has `__getitems__`: it may draw once a batch, for a choice that all ranks are to share. One drawn from for each sample there looks the same.
 """
 
 from __future__ import annotations
@@ -79,16 +79,20 @@ class WorkerRngIdentical(Check):
         """A generator that a transform holds, given by `worker_init_fn` what has no rank in it."""
         first = held[0][0]
         name = str(first.closed["worker_own"].get("name")) if first.closed is not None else ""
+        batched = first.closed is not None and bool(first.closed["worker_own"].get("batched"))
+        nth = "batch" if batched else "sample"
         seeds = repr(first.opened["base_seed"]) == repr(held[0][1].opened["base_seed"])
         return self.finding(
-            f"the dataset's generator `{name}` is in the same state in worker k of every rank: the n-th sample of each gets the same draws",
+            f"the dataset's generator `{name}` is in the same state in worker k of every rank: the n-th {nth} of each gets the same draws",
             where=where_of(first.opened["seeds_workers"]) or _made_at(first) or first.made_dataset,
             ranks=run.rank_ids,
             notes=[
                 f"{len(held)} passes, {number(first.opened['num_workers'])} workers a rank",
                 *(["`get_worker_info().seed` is equal on all ranks: their torch generators were seeded alike"] if seeds else []),
             ],
-            help="add the rank to what `worker_init_fn` seeds it with: `info.seed + rank * info.num_workers`",
+            help=("fine for a choice that all ranks are to share (the side of a batch's images); for any other " if batched else "")
+            + "add the rank to what `worker_init_fn` seeds it with: `info.seed + rank * info.num_workers`",
+            severity=Severity.ADVICE if batched else None,
         )
 
     def _copies(self, run: Run, groups: list[list[Pass]]) -> Finding:

@@ -873,11 +873,11 @@ def test_a_generator_in_one_state_on_all_ranks() -> None:
 
 
 def test_a_transforms_generator_that_worker_init_fn_seeds_without_the_rank() -> None:
-    def run(*workers: list[list[int]], same_order: bool = False, base: int = 0) -> Run:
+    def run(*workers: list[list[int]], same_order: bool = False, base: int = 0, batched: bool = False) -> Run:
         own = (
             one_pass(0, share(0 if same_order else r), **shuffled(r), num_workers=2, base_seed=70 + base * r, worker_random=[0, 0, 0, 0],
                      seeds_workers=site(27, "rng.seed(info.seed)"),
-                     worker_own={"name": "mask.rng", "site": site(19), "workers": workers[r]})
+                     worker_own={"name": "mask.rng", "site": site(19), "workers": workers[r], "batched": batched})
             for r in range(2)
         )  # fmt: skip
         return two(*own)
@@ -886,6 +886,8 @@ def test_a_transforms_generator_that_worker_init_fn_seeds_without_the_rank() -> 
     found = said(WorkerRngIdentical, run(table, table))
     assert found.where is not None and found.where.line == 27 and "`mask.rng`" in found.message and len(found.notes) == 2
     assert len(said(WorkerRngIdentical, run(table, table, base=1)).notes) == 1  # seeded by the worker's number
+    once = said(WorkerRngIdentical, run(table, table, batched=True))  # perhaps one draw a batch, that the ranks are to share
+    assert found.severity is Severity.WARNING and once.severity is Severity.ADVICE and "n-th batch" in once.message and "fine for" in once.help
     silent(WorkerRngIdentical, run(table, [[7, 8, 9], [10, 11, 12]]))
     silent(WorkerRngIdentical, run(table, [[4, 5, 6], [7, 8, 9]]))  # rank + worker: only some
     silent(WorkerRngIdentical, run([[1, 2, 3], [1, 5, 6]], [[1, 8, 9], [1, 11, 12]]))  # seeded anew for each sample, by its index
