@@ -1,7 +1,8 @@
 """Whether what a statement sends in each turn of a loop is made of this turn alone, so that one message could carry what all turns make.
 
-Read from the source, once a call site. "No" wherever the source leaves it open: a value that goes on from turn to turn (a state, an iterate), a
-loop that a result may end, a value that is not made of what the loop runs over.
+Read from the source, once a call site. "No" wherever the source leaves it open: a value that goes on from turn to turn (a state, an iterate, also
+one that is changed in place), a loop that a result may end, a value that is not made of what the loop runs over, receivers that differ from turn to
+turn. A state that is changed under one name and read under another is not seen.
 """
 
 from __future__ import annotations
@@ -9,22 +10,48 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from . import sites, syntax, valuesources
+from . import inplace, sites, syntax, valuesources
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 Loop = ast.For | Comprehension
 ENDS = (ast.Break, ast.Return, ast.Raise)
 MAX_READS = 200
+RECEIVERS = ("group", "dst", "src", "group_dst", "group_src")
+TENSORS = {"all_gather": 2}  # the first arguments of a collective; then come receivers. 1 of any other
 Given = tuple[ast.expr, int]  # a value, and the line of the statement that assigns it
 
 
 def apart(stack: list[sites.Site], op: str) -> bool:
     """Of a call of `op`, or of a helper that makes it, in the innermost loop around it; frames innermost first."""
+    file = stack[0][0] if stack else ""
     found = _loop_around(stack[0], op) if stack else None
     if found is None and len(stack) > 1 and stack[0][2].isidentifier():
+        file = stack[1][0]
         found = _loop_around(stack[1], stack[0][2])
-    return found is not None and _made_of_the_turn(*found)
+    if found is None:
+        return False
+    loop, call = found
+    if isinstance(loop, ast.While) or any(isinstance(n, ENDS) for n in _in_turn(loop)):
+        return False
+    return not _receivers_differ(loop, call, op) and _made_of_the_turn(loop, call, _changed(loop, call, file))
+
+
+def _receivers_differ(loop: Loop, call: ast.Call, op: str) -> bool:
+    """What goes to a group or a rank of each turn's own fits into no common message."""
+    to = [k.value for k in call.keywords if k.arg in RECEIVERS]
+    if valuesources.callee(call) == op:
+        to += call.args[TENSORS.get(op, 1) :]
+    of_turn = {name for part in (*_targets(loop), *_turn(loop)) for name in _bound(part)}
+    return any(_names_read(value) & of_turn for value in to)
+
+
+def _changed(loop: Loop, call: ast.Call, file: str) -> set[str]:
+    """In place, by other calls than the one that is asked about."""
+    tree = syntax.tree(file)
+    imported = inplace.imports(tree) if tree is not None else set()
+    others = [n for n in _in_turn(loop) if n is not call and getattr(n, "value", None) is not call]
+    return {path for n in others for path in inplace.changed(n, imported)}
 
 
 def _loop_around(site: sites.Site, called: str) -> tuple[Loop | ast.While, ast.Call] | None:
@@ -50,19 +77,17 @@ def _turn(loop: ast.AST) -> list[ast.AST]:
     return [loop.elt] if isinstance(loop, (ast.ListComp, ast.SetComp, ast.GeneratorExp)) else []
 
 
-def _made_of_the_turn(loop: Loop | ast.While, call: ast.Call) -> bool:
+def _made_of_the_turn(loop: Loop, call: ast.Call, changed: set[str]) -> bool:
     """Goes back from the call to all that was assigned for it before, in the same turn: it has to come to the loop's own variable, and to nothing
     that another turn has left."""
-    if isinstance(loop, ast.While) or any(isinstance(n, ENDS) for n in _in_turn(loop)):
-        return False
     own = set().union(*(_bound(t) for t in _targets(loop)))
-    written = {path for n in _in_turn(loop) for path in _written(n)}
+    written = changed | {path for n in _in_turn(loop) for path in _written(n)}
     todo: list[Given] = [(value, call.lineno) for value in (*call.args, *(k.value for k in call.keywords))]
     seen: set[tuple[str, int]] = set()
     reached = False
     while todo:
         value, line = todo.pop()
-        if any(_meet(path, other) for path in _attributes(value, own) for other in written):
+        if any(_meet(path, other) for path in _attributes(value, own) for other in written) or any(_holds(o, changed) for o in _asked(value, own)):
             return False
         for name in _names_read(value):
             if (name, line) in seen:
@@ -153,6 +178,19 @@ def _attributes(value: ast.AST, own: set[str]) -> Iterator[str]:
     for node in syntax.nodes(value):
         if isinstance(node, ast.Attribute) and not {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} <= own:
             yield ast.unparse(node)
+
+
+def _asked(value: ast.AST, own: set[str]) -> Iterator[str]:
+    """Objects whose methods are called, and that are called themselves: what these read of the object is not said."""
+    for node in syntax.nodes(value):
+        if isinstance(node, ast.Call):
+            held = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+            if isinstance(held, (ast.Name, ast.Attribute)) and not _names_read(held) <= own:
+                yield ast.unparse(held)
+
+
+def _holds(path: str, changed: set[str]) -> bool:
+    return any(other.startswith(f"{path}.") for other in changed)
 
 
 def _meet(path: str, other: str) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from harness.probe import syntax, turns
 
+IMPORTS = "import torch\nimport torch.distributed as dist\n"
 APART = {
     "norms": """
 for name, p in model.named_parameters():
@@ -41,6 +42,22 @@ for p in params:
 for c in range(num_classes):
     hits = (labels == c).sum()
     dist.all_reduce(hits)
+""",
+    "its own, in place": """
+for p in params:
+    norm = p.grad.norm()
+    norm.mul_(scale)
+    dist.all_reduce(norm, group=team)
+    norm.div_(world)
+    p.grad.div_(norm)
+""",
+    "a board that is told": """
+for name, p in self.model.named_parameters():
+    norm = p.grad.norm()
+    dist.all_reduce(norm)
+    print(name, norm)
+    self.rows.append(norm.item() / world)
+    torch.cuda.synchronize()
 """,
 }
 GOES_ON = {
@@ -92,6 +109,70 @@ for p in params:
         last = p.norm()
     dist.all_reduce(last)
 """,
+    "a state in place": """
+for t in temperatures:
+    mass = torch.softmax((scores + potential) / t, dim=1).sum(0)
+    dist.all_reduce(mass)
+    potential.sub_(t * torch.log(mass))
+""",
+    "layers in place": """
+for i, s in enumerate(scale):
+    moment = torch.tanh(blocks[i](x)).pow(2).mean(0)
+    dist.all_reduce(moment)
+    s.copy_(moment.rsqrt())
+    x.add_(s)
+""",
+    "a part of a state": """
+for i in range(8):
+    s = f(rows, i)
+    dist.all_reduce(s)
+    rows[i].view(-1).copy_(s)
+""",
+    "an object": """
+for t in times:
+    delta = grid.sweep(t)
+    dist.all_reduce(delta)
+    grid.apply(delta)
+""",
+    "an object of the object": """
+for t in times:
+    delta = self.sweep(t)
+    dist.all_reduce(delta)
+    self.grid.apply(delta)
+""",
+    "a container": """
+for t in times:
+    s = f(chain, t)
+    dist.all_reduce(s)
+    chain.append(s)
+""",
+    "what a function is given": """
+for t in times:
+    s = f(state, t)
+    dist.all_reduce(s)
+    update(state, s)
+""",
+    "an output": """
+for t in times:
+    s = f(state, t)
+    dist.all_reduce(s)
+    torch.add(state, s, out=state)
+""",
+    "a function of torch": """
+for t in times:
+    s = f(state, t)
+    dist.all_reduce(s)
+    torch.relu_(state)
+""",
+    "groups": """
+for e, group in enumerate(groups):
+    dist.all_reduce(counts[e], group=group)
+""",
+    "a group by position": """
+for e in range(experts):
+    group = groups[e]
+    dist.all_reduce(counts[e], dist.ReduceOp.SUM, group)
+""",
     "no loop": """
 v = loss.detach()
 dist.all_reduce(v)
@@ -101,10 +182,10 @@ dist.all_reduce(v)
 
 def asked(tmp_path: Path, source: str, *wanted: tuple[str, str]) -> bool:
     file = tmp_path / "train.py"
-    file.write_text(source)
+    file.write_text(IMPORTS + source)
     linecache.clearcache()
     syntax.tree.cache_clear()
-    lines = source.splitlines()
+    lines = file.read_text().splitlines()
     return turns.apart([(str(file), next(i for i, t in enumerate(lines, 1) if text in t), function) for text, function in wanted], "all_reduce")
 
 

@@ -22,7 +22,8 @@ Right
 Known limits
     Large gradients are bound by bandwidth, not by their number, and are left out. A machine with more ranks than cores tells latencies that are
     not the network's: advice there. Of tensors that are no gradients it is silent where a turn may need what an earlier one got back (an
-    iteration, layers one after another), and where a result may end the loop.
+    iteration, layers one after another, a state that is changed in place), where a result may end the loop, and where each turn sends to a group or
+    rank of its own. A state that a turn changes under one name and reads under another is not seen.
 """
 
 from __future__ import annotations
