@@ -95,6 +95,32 @@ def test_threads_that_move_or_wait_for_nobody(recorder: Recorder, monkeypatch: p
         thread.join()
 
 
+def test_waits_that_end_by_themselves(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+    box: queue.Queue[int] = queue.Queue()
+
+    def removes() -> None:
+        closed.wait(10)
+
+    def takes() -> None:
+        assert box.get(timeout=10) == 1
+
+    def waits() -> None:
+        closed.wait(timeout=None)
+
+    own = [started(target, n, monkeypatch) for n in range(4) for target in (removes, takes)]
+    looked(4)
+    assert recorder.told == []
+    own += [started(waits, n, monkeypatch) for n in range(4)]
+    looked()
+    assert [function for function, _ in recorder.told] == ["waits"]
+    closed.set()
+    for _ in range(4):
+        box.put(1)
+    for thread in own:
+        thread.join()
+
+
 def test_a_start_is_noted_with_the_line_of_the_script(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     class Thread:
         ident = 7

@@ -2,7 +2,7 @@
 
 What it does
     Looks twice a second at the threads that the script's own code has started. Four and more of one statement that stand at the same line of the
-    script's, in a wait of `queue` or `threading` that has not moved for a second, started in four different steps up to the second half of the
+    script's, in a wait of `queue` or `threading` without a timeout that has not moved for a second, started in four different steps up to the second half of the
     run, are advice; six and more are a warning.
 
 Why it is bad
@@ -25,7 +25,8 @@ Right
 
 Known limits
     Threads of a pool that nobody closes stand in no line of the script's, and are not seen. Neither are those that wait in a system call, or for a
-    lock. A number of threads that is reached in the first half of the run is taken for one that stays.
+    lock. One that waits with a timeout ends by itself for all that is known, and is not counted, even if it waits so again and again. A number of
+    threads that is reached in the first half of the run is taken for one that stays.
 """
 
 from __future__ import annotations

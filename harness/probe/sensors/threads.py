@@ -1,8 +1,8 @@
 """Threads of the script's own that stand still in a wait, more and more of them: a prefetcher that goes on filling the queue of a loop that was left.
 
 Event "threads_held" (at 4, 8, 16, ... of one place and one start, and at the end): site (the line of the user's that they stand in), started_at
-[site], num (that stand there and have not moved for a second), steps (in how many different steps they were started), first, last (the first and
-the last of these steps).
+[site], num (that stand there, in a wait without a time limit, and have not moved for a second), steps (in how many different steps they were
+started), first, last (the first and the last of these steps).
 The beat looks twice a second; where fewer than four such threads were started it looks at nothing.
 """
 
@@ -64,11 +64,18 @@ def _standing() -> Iterator[tuple[Stand, int]]:
 
 
 def _waits_at(top: FrameType) -> sites.Site | None:
-    """The user's line below a wait of the standard library's. A thread of a pool that has nothing to do has none."""
-    if os.path.basename(top.f_code.co_filename) not in WAITS or sites.is_user_code(top.f_code):
+    """The user's line below a wait of the standard library's. A thread of a pool that has nothing to do has none, and one that waits for a limited
+    time goes on by itself: of such there are only as many as are started in that time."""
+    if os.path.basename(top.f_code.co_filename) not in WAITS or sites.is_user_code(top.f_code) or _ends_by_itself(top):
         return None
     frame = sites.user_frame(top)
     return sites.of_frame(frame) if frame is not None else None
+
+
+def _ends_by_itself(top: FrameType) -> bool:
+    """The waits of `threading` call their limit `timeout`: None or -1 is none."""
+    limit = top.f_locals.get("timeout")
+    return isinstance(limit, (int, float)) and limit >= 0
 
 
 def _tell(stand: Stand, steps: list[int]) -> None:
