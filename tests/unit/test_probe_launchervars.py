@@ -80,3 +80,27 @@ def test_reads_whose_default_cuts_a_share(source: str, reads: list[tuple[int, st
 )
 def test_reads_that_have_another_source_beside_them_or_cut_nothing(source: str) -> None:
     assert told(source) == []
+
+
+LOADED = "\nloader = DataLoader(TensorDataset(rows), batch_size=16)"
+
+
+@pytest.mark.parametrize(
+    ("cut", "line"),
+    [
+        ("rows = ROWS[me::2]", 3),
+        ("rows = [r for i, r in enumerate(ROWS) if i % 2 == me]", 3),
+        ("rows = []\nfor i in range(me, 64, 2):\n    rows.append(ROWS[i])", 4),
+        ("rows = []\nfor i, r in enumerate(ROWS):\n    if i % 2 != me:\n        continue\n    rows.append(r)", 5),
+        ("def own():\n    yield from ROWS[me::2]\nrows = list(own())", 4),
+        ("cores = CORES[me : me + 4]\npin(cores)\nrows = ROWS[me::2]", 5),  # the second is the share
+        ("cores = CORES[me : me + 4]\npin(cores)\nrows = ROWS", 0),
+        ("assert 64 % me == 1\nrows = ROWS", 0),
+        ("if 64 % me == 0:\n    rows = ROWS", 0),
+        ("if 64 % me:\n    raise ValueError\nrows = ROWS", 0),
+    ],
+)
+def test_a_cut_counts_where_it_goes_into_the_data(cut: str, line: int) -> None:
+    source = PLAIN.replace("rows = ROWS[me::2]", cut) + LOADED
+    assert [read[3] for read in told(source)] == ([line] if line else [])
+    assert told(source.replace("SLURM_PROCID", "SLURM_LOCALID")) == []

@@ -23,6 +23,7 @@ Known limits
     with dropout that differs by rank, hand-made batches cannot be compared. Equal targets say nothing where they may be drawn noise (a denoiser: all
     ranks draw as much equal noise, or the source measures the loss against a draw). Ranks that
     follow each other are seen with inputs on the CPU, and while no rank meets a batch of its own again. A batch that never changes is advice only.
+    A variable of another launcher is named as the cause where one file shows the way from its default to a share that goes into the data.
     Loaders of a phase in which the ranks share no gradient, before or after DDP is at work (a search by rank), are not compared: each rank should see
     all data there.
 """
