@@ -197,7 +197,7 @@ class Beat:
 
 def main_stack() -> tuple[list[sites.Site], str]:
     """(user frames of the main thread, innermost first; name of its innermost function of any kind)."""
-    frame: Any = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame: Any = sites.beyond_ours(sys._current_frames().get(threading.main_thread().ident or 0))
     inner = frame.f_code.co_name if frame is not None else ""
     found: list[sites.Site] = []
     while (frame := sites.user_frame(frame)) is not None and len(found) < 8:
@@ -225,7 +225,7 @@ def stacks() -> dict[str, list[Any]]:
         if ident == me:
             continue
         frames: list[Any] = []
-        frame: Any = top
+        frame: Any = sites.beyond_ours(top)
         while frame is not None and len(frames) < 40:
             code = frame.f_code
             if not frames or sites.is_user_code(code):
