@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from harness.checks.order import Clocks
@@ -11,7 +12,8 @@ from harness.record import Run
 
 _DIGITS = re.compile(r"\d+")
 _CLOCK = re.compile(r"(\d{1,2}[-_:.h]?\d{2}[-_:.m]?\d{2})|\d{9,}")  # hours, minutes and seconds, or seconds since 1970
-_CHANCE = re.compile(r"(?=[0-9a-f-]*\d)(?=[0-9a-f-]*[a-f])[0-9a-f]{6,}(-[0-9a-f]{4,})*")  # a piece of a uuid or a hash
+_CHANCE = re.compile(r"[0-9a-f]{6,}(-[0-9a-f]{4,})*")  # a piece of a uuid or a hash; one of six places in sixteen has no letter or no digit
+_MIXED = re.compile(r"(?=[0-9a-f-]*\d)(?=[0-9a-f-]*[a-f])[0-9a-f]{6,}")
 _SCRATCH = re.compile(r"^/(tmp|var/tmp|scratch)/[^/]*$")  # what tempfile makes is each process's own on purpose
 
 
@@ -51,9 +53,16 @@ def _alike(run: Run, one: Apart) -> bool:
     paths = list(one.paths.values())
     if len(set(paths)) == 1:
         return False
-    by_chance = len({_CHANCE.sub("~", p) for p in paths}) == 1 and all(_CHANCE.search(p) for p in paths)
     by_clock = len({_DIGITS.sub("#", p) for p in paths}) == 1 and all(_CLOCK.search(p) for p in paths) and not _names_rank(run, one)
-    return by_chance or by_clock
+    return _by_chance(paths) or by_clock
+
+
+def _by_chance(paths: Sequence[str]) -> bool:
+    """They differ in pieces only that are a uuid's on one rank at least: a rank's number in six digits is none."""
+    if len({_CHANCE.sub("~", p) for p in paths}) > 1:
+        return False
+    columns = zip(*([m.group() for m in _CHANCE.finditer(p)] for p in paths), strict=True)
+    return all(any(_MIXED.search(piece) for piece in column) for column in columns if len(set(column)) > 1)
 
 
 def _names_rank(run: Run, one: Apart) -> bool:

@@ -186,6 +186,8 @@ def test_folders_named_by_the_clock() -> None:
     parents = [event("mkdir", line=30, path="/w/runs", y=1), *made("/w/runs/20240101-120001")]
     assert len(findings(EveryRankWritesSameFile, two(parents, made("/w/runs/20240101-120002")))) == 1
     assert len(findings(EveryRankWritesSameFile, two(made("/w/runs/3f9a01bc"), made("/w/runs/77ab02e1")))) == 1
+    assert len(findings(EveryRankWritesSameFile, two(made("/w/runs/120001_3f9a01"), made("/w/runs/120001_770281")))) == 1  # a uuid's piece without a letter
+    assert findings(EveryRankWritesSameFile, two(made("/w/3f9a01bc/000000"), made("/w/3f9a01bc/000001"))) == []  # ranks in six digits below a hash
     assert findings(EveryRankWritesSameFile, two(made("/tmp/tmp3f9a01bc"), made("/tmp/tmp77ab02e1"))) == []
     assert findings(EveryRankWritesSameFile, two(made("/w/runs/20240101-120001"), made("/w/runs/20240101-120001"))) == []
     assert findings(EveryRankWritesSameFile, two(made("/w/120000/rank0"), made("/w/120000/rank1"))) == []
