@@ -17,7 +17,8 @@ Right
     p.grad /= dist.get_world_size()
 
 Known limits
-    A loss that already bears a factor (divided by the world size, or by the global batch) is not judged. Sees the first six
+    A loss that already bears a factor (divided by the world size, or by the global batch) is not judged; nor is one that is a sum over the rank's
+    own batch divided by its size (`mse_loss(..., reduction="sum") / len(x)`), as by what it is divided is not looked at. Sees the first six
     steps; under a communication hook every 16th as well, up to about the thousandth.
 """
 
