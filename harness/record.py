@@ -320,25 +320,31 @@ def load_recordings(rec_dir: Path) -> list[Recording]:
 
 
 def _load(rec_dir: Path) -> list[Recording]:
-    found: list[Recording] = []
-    sites: dict[object, Any] = {}
+    """The rows of all first, then what else they wrote: ranks write on while they are read, and nobody may lack what came before a row that is there."""
     if not rec_dir.is_dir() or rec_dir.is_symlink():
-        return found
-    for path in sorted(rec_dir.glob("*.jsonl")):
-        if path.is_symlink() or not path.is_file():
-            continue
-        blob = path.read_bytes()
-        recording = Recording(stem=path.stem, events=list(parse_events(blob, sites)))
-        whole = blob.count(b"\n")
-        if len(recording.events) < whole or not recording.of(protocol.START):
-            recording.damage = f"{whole - len(recording.events)} of {whole} events are unreadable"
-        recording.rows = _tail(path.with_suffix(".rows"), protocol.ROWS_MAGIC)
-        recording.params = _tail(path.with_suffix(".params"), protocol.PARAMS_MAGIC)
-        recording.status = protocol.parse_status(_tail(path.with_suffix(".status"), b""))
-        lost = _lost_rows(recording)
-        recording.damage = recording.damage or (f"{lost} step rows are missing" if lost > 0 else "")
-        found.append(recording)
-    return found
+        return []
+    paths = [path for path in sorted(rec_dir.glob("*.jsonl")) if not path.is_symlink() and path.is_file()]
+    rows = [_rows(path) for path in paths]
+    sites: dict[object, Any] = {}
+    return [_read(path, before, sites) for path, before in zip(paths, rows, strict=True)]
+
+
+def _read(path: Path, rows: bytes, sites: dict[object, Any]) -> Recording:
+    blob = path.read_bytes()
+    recording = Recording(stem=path.stem, events=list(parse_events(blob, sites)))
+    whole = blob.count(b"\n")
+    if len(recording.events) < whole or not recording.of(protocol.START):
+        recording.damage = f"{whole - len(recording.events)} of {whole} events are unreadable"
+    recording.rows = rows if not recording.of(protocol.END) else _rows(path)  # it ended meanwhile, and tells how many there are
+    recording.params = _tail(path.with_suffix(".params"), protocol.PARAMS_MAGIC)
+    recording.status = protocol.parse_status(_tail(path.with_suffix(".status"), b""))
+    lost = _lost_rows(recording)
+    recording.damage = recording.damage or (f"{lost} step rows are missing" if lost > 0 else "")
+    return recording
+
+
+def _rows(path: Path) -> bytes:
+    return _tail(path.with_suffix(".rows"), protocol.ROWS_MAGIC)
 
 
 def _lost_rows(recording: Recording) -> int:

@@ -17,7 +17,7 @@ Right
         dist.all_reduce(p.grad)
 
 Known limits
-    Sees the first five steps.
+    Sees the first 3,000 collectives of a process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NoneGradAsymmetric(Check):
         if pairing.lone(run, pairing.of(run)) is not None:
             return  # another collective, on some ranks only, broke the pairing: the gradients merely follow
         steps = {rank: Counter(e.step for e in c) for rank, c in columns.items()}
-        reached = min(r.num_steps for r in run.present) - (run.live or died_on_its_way(run))  # the step in work is not all told yet
+        reached = min(_told(r) for r in run.present) - (run.live or died_on_its_way(run))  # the step in work is not all told yet
         failed = any(e.code for e in run.ending.exits) or run.ending.reason == "hang"
         for step in sorted({s for counter in steps.values() for s in counter if s <= reached}):
             counts = {rank: s[step] for rank, s in steps.items()}
@@ -99,6 +99,12 @@ class NoneGradAsymmetric(Check):
             notes=["a parameter that has no gradient is skipped on the rank that did not use it"],
             help="give every parameter a gradient before the loop: `if p.grad is None: p.grad = torch.zeros_like(p)`",
         )
+
+
+def _told(recording: Recording) -> int:
+    """Steps up to which all of its calls are there: only the first calls of a process are told."""
+    told = recording.of("coll")
+    return recording.num_steps if len(told) < pairing.MAX_EVENTS else min(recording.num_steps, told[-1].step - 1)
 
 
 def _crossed(run: Run, columns: dict[int, list[Event]]) -> tuple[int, Where | None, list[tuple[int, str]]] | None:

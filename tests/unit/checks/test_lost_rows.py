@@ -1,15 +1,17 @@
-"""Rows that a full disk did not take: the status page, whose space was there before, says how many steps were taken."""
+"""Rows that are not there: what a full disk did not take, and what a rank that writes on has not written yet."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from builder import row
 
+from harness import record
 from harness.probe import protocol
-from harness.record import load_recordings
+from harness.record import Event, load_recordings
 
 
 def written(tmp_path: Path, *, rows: int, page_step: int, role: str = "main", end: bool = False) -> str:
@@ -34,3 +36,23 @@ def written(tmp_path: Path, *, rows: int, page_step: int, role: str = "main", en
 )
 def test_the_page_tells_what_the_disk_did_not_take(tmp_path: Path, told: dict[str, int], damage: str) -> None:
     assert written(tmp_path, **told) == damage  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_rank_that_writes_on_while_it_is_read_lacks_no_event_of_a_row_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """Without its end the rows are those from before; an end that was there meanwhile counts all of them."""
+    written(tmp_path, rows=4, page_step=4)
+    parse = record.parse_events
+
+    def slowly(blob: bytes, sites: dict[object, object]) -> Iterator[Event]:
+        with (tmp_path / "0-100-5.rows").open("ab") as f:
+            f.write(row(4))
+        yield from parse(blob, sites)
+        if ends:
+            yield Event("end", 9, 5, {"steps": 5})
+
+    monkeypatch.setattr(record, "parse_events", slowly)
+    (found,) = load_recordings(tmp_path)
+    assert (found.num_rows, found.damage) == ((5, "") if ends else (4, ""))

@@ -11,6 +11,7 @@ from replica_runs import setup, two_ranks
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.registry import all_checks
+from harness.checks.syn import pairing
 from harness.model import Severity
 from harness.probe import protocol
 from harness.record import Event, Run
@@ -74,6 +75,15 @@ def test_the_step_in_work_of_a_live_run_is_not_judged() -> None:
 
     for step, fires in ((12, 0), (11, 1)):
         part = two_ranks(ddp=False, extra=lambda r, step=step: of(step)[r:], live=True)
+        assert len(findings(CHECKS["SYN118"], part)) == fires
+
+
+def test_a_step_whose_calls_are_not_all_told_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first calls of a process are: a rank that called for a metric too has told of fewer gradients."""
+    told = ([(2, 1, False), (5, 16, True), (5, 80, True)], [(5, 16, True), (5, 80, True), (6, 16, True)])
+    for most, fires in ((3000, 1), (3, 0)):
+        monkeypatch.setattr(pairing, "MAX_EVENTS", most)
+        part = two_ranks(ddp=False, extra=lambda r: [coll("all_reduce", 43, s=s, numel=n, grad=g) for s, n, g in told[r]])
         assert len(findings(CHECKS["SYN118"], part)) == fires
 
 
