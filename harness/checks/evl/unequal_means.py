@@ -15,7 +15,7 @@ Right
 
 Known limits
     Needs the number in a printed or logged line or a TensorBoard scalar. Shares that a sampler made equal are healthy here (but see
-    EVL101).
+    EVL101). So are training losses that are averaged after an evaluation, and what the same calls reduce at steps without one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
 from harness.checks.dat import together
-from harness.checks.evl import evaluations, reductions, reports
+from harness.checks.evl import evaluations, not_measured, reductions, reports
 from harness.checks.evl.evaluations import Evaluation
 from harness.checks.evl.reductions import Reduction
 from harness.model import Finding, Severity
@@ -47,6 +47,8 @@ class MeanOfUnequalMeans(Check):
             if not after or any(_counts(r, group) for r in after):
                 continue
             for one in after:
+                if not_measured.goes_without(one, run):
+                    continue
                 found = self._averaged(run, group, one)
                 if found is not None:
                     yield found
@@ -56,7 +58,7 @@ class MeanOfUnequalMeans(Check):
         for i, value in enumerate(one.after):
             local = [b[i] for b in one.before]
             mean = value if one.kind == "avg" else value / run.world_size
-            if not reductions.mean_like(local):
+            if not reductions.mean_like(local) or not_measured.are_losses(local, one, run):
                 continue
             for rank in range(run.world_size):
                 later = [r for r in reports.all_reports(run)[rank] if r.t_ns > one.at_t(rank) and r.step == one.step(rank)]

@@ -4,11 +4,12 @@ Event "reduced" (first 48 of a call site, 600 in all; tensors of at most 8 eleme
 "avg" | "max" | ...), before, after (values), rows (samples of the last batch), same (the last call reduced this tensor too), metric (at the first
 call of a site, as pairs: see nonlinear.py; by_ranks: divided by the number of ranks behind it, or before it, see predivided.py; chosen: see
 choices.py; own_pairs: see owncandidates.py; unread: see unreadresults.py), at_t, at_y, at (time,
-synchronisations and step of the call: device tensors are read later, 16 at a time, so that no step waits for the device).
+synchronisations and step of the call: device tensors are read later, 16 at a time, so that no step waits for the device), way (which of the
+script's calls led here, as a number that means nothing in another process).
 Event "reduced_total" (the same bounds; all-reduced tensors of more elements, at most 65,536; the first 48 calls of a site): the same fields, before and
 after hold the sum over the elements, low the smallest one of what went in.
 Event "gathered" (the same bounds; objects of any size): site, op, values (what this rank gives, if at most 8 numbers), leaves (how many
-numbers), at_t, at, cut (the script may cut or thin out what it gathers, see cuts.py); of whole numbers, one a sample: classes (packed
+numbers), at_t, at, way, cut (the script may cut or thin out what it gathers, see cuts.py); of whole numbers, one a sample: classes (packed
 digests), joined (the statement behind it that puts the parts together); of a row of scores for each: scored (the same of the best column), joined;
 at the first call of a site numbered: see shardorder.py; zipped, items (length of the list): see zippedparts.py.
 Event "scalar" (first 400): site, tag, value; SummaryWriter.add_scalar of a number that is not on a device.
@@ -123,6 +124,10 @@ def _is_same(site: sites.Site, tensor: Any) -> bool:
     return known is not None and known() is tensor
 
 
+def _way() -> int:
+    return hash(tuple(sites.stack(3))) & 0x7FFFFFFF
+
+
 def _is_first(site: sites.Site, tensor: Any) -> bool:
     return _counts.get(site if tensor.numel() <= MAX_NUMEL else (site[0] + "+", *site[1:])) == 1
 
@@ -139,6 +144,7 @@ def _after(op: str, tensor: Any, earlier: Any, args: Any, kwargs: Any, site: sit
         "at_t": time.time_ns(),
         "at_y": S.recorder.syncs,
         "at": S.steps,
+        "way": _way(),
         "result": sites.as_json(origins.result_after(site) or sites.UNKNOWN) if _counts.get(site) == 1 else None,
         "metric": nonlinear.look(sites.stack(3, 4), op, 0) if _counts.get(site) == 1 else None,
         "by_ranks": _counts.get(site) == 1 and (nonlinear.divided_by_ranks(site, op) or predivided.look(site, op)),
@@ -235,7 +241,7 @@ def _note_gathered(op: str, given: Any, site: sites.Site) -> None:
     strict = listed and zipped is None and zippedparts.zipped_after(site, op, strict=True) is not None
     S.recorder.event(
         "gathered", site, op=op, metric=metric, values=values if leaves == len(values) <= MAX_NUMEL else [], leaves=leaves,
-        at_t=time.time_ns(), at=S.steps, cut=_may_cut(),
+        at_t=time.time_ns(), at=S.steps, way=_way(), cut=_may_cut(),
         **({"numbered": sites.as_json(numbered)} if numbered is not None else {}), **(classes or {}),
         **({"zipped": sites.as_json(zipped), "items": len(given)} if zipped is not None else {}),
         **({"strict": True} if strict else {}),
