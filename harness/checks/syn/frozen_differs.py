@@ -8,11 +8,15 @@ What it does
 Why it is bad
     DDP broadcasts what it wraps. A frozen random projection, teacher or target network that each rank initialises for itself
     makes every rank learn another task. An average of the weights that begins elsewhere on each rank is another model on each: a score that is reduced
-    over them is of none.
+    over them is of none. A frozen weight inside the wrapped model has no gradient: DDP sends it once and never again, so that a rank that writes to it (an
+    adapter that is merged for a preview and not taken out again) trains another model from there on, with averaged gradients of both.
 
 Wrong
     torch.manual_seed(rank)
     projection = nn.Linear(64, 8).requires_grad_(False)
+
+    if rank == 0:                          # a preview
+        layer.base.weight += layer.b @ layer.a      # frozen; and never subtracted
 
 Right
     torch.manual_seed(0)                  # the same on every rank, or broadcast its parameters from rank 0
@@ -22,7 +26,9 @@ Known limits
     average that rank 0 keeps for itself, measures and saves is its own affair. Nor are the models that evolution strategies try: no backward runs,
     the optimizer's parameters are equal on all ranks at every step, and each rank writes other weights into the model again and again. Evaluations
     are compared on the CPU, the first eight of a model; not those behind a backward without a step, which adapts weights to what is measured, nor several
-    with ever other weights and no step between: draws of noise.
+    with ever other weights and no step between: draws of noise. Frozen parts of a wrapped model are looked at every 16th step at first, and every 256th
+    later; those of fewer than 16 elements, those that an optimizer holds (OPT111) and, once something is compiled, all of them are not judged. Nor are
+    those that no forward in training calls (an average that rank 0 keeps inside the model).
 """
 
 from __future__ import annotations
@@ -32,10 +38,12 @@ from typing import Any
 
 from harness.checks.base import Check
 from harness.checks.lau import blame
-from harness.checks.syn import copied_before, replicas
+from harness.checks.syn import copied_before, frozen_parts, replicas
 from harness.checks.syn.replicas import Replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run, where_of
+
+DDP_SENDS = "DDP sends what is frozen when it wraps the model, and never again"
 
 
 class FrozenModuleDiffers(Check):
@@ -49,6 +57,8 @@ class FrozenModuleDiffers(Check):
         yield from found
         if not found and (told := copied_before.put_in(run)) is not None:
             yield self._put_in(run, told)
+        elif not found and (parted := frozen_parts.parted(run)) is not None:
+            yield self._parted(parted)
 
     def _beside(self, run: Run, facts: Replicas) -> Iterable[Finding]:
         """Models beside the trained one."""
@@ -104,6 +114,18 @@ class FrozenModuleDiffers(Check):
             if not copied_before.began_apart(run)
             else [f"the model began with other weights on each rank before DDP wrapped it{line}: a copy made before then is of these"],
             help="copy the weights of an average behind `DistributedDataParallel(...)`, which broadcasts rank 0's, update it on every rank alike, or broadcast it",
+        )
+
+    def _parted(self, parted: frozen_parts.Parted) -> Finding:
+        names = [str(n) for n in parted.event["moved"] or ()]
+        who = blame.plural(list(parted.ranks)) if parted.kept else "each rank"
+        return self.finding(
+            f"frozen parameters of the wrapped model are equal on all ranks at first and differ from step {parted.step} on: {who} wrote to them",
+            where=parted.event.where or parted.wrap,
+            ranks=parted.ranks,
+            severity=None if parted.kept else Severity.ADVICE,
+            notes=[f"{parted.event['num_moved']} of {parted.event['num']} that were looked at moved, for example {replicas.listed(names)}", DDP_SENDS],
+            help="write to frozen weights on every rank alike, or take the change out again before the next training forward",
         )
 
     def _updated(self, run: Run, one: Mapping[str, Any], moved: Sequence[int], some: bool) -> Finding:

@@ -140,6 +140,11 @@ def _after_init(result: Any, self: Any, module: Any, *args: Any, **kwargs: Any) 
         sync_batchnorms=sum(1 for m in module.modules() if type(m).__name__ == "SyncBatchNorm"),
     )
     edits.watch()
+    for look in at_wrap:
+        look(wrapped)
+
+
+at_wrap: list[Any] = []  # sensors that are told what was wrapped: (Wrapped)
 
 
 def _team(group: Any) -> list[int] | None:
