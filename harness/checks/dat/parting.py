@@ -33,6 +33,8 @@ class Parting:
     exits: tuple[Where, ...]  # statements that could have ended the loop
     may_skip: bool = False  # the loop has a `continue`
     made: Where | None = None
+    inner: Where | None = None  # without loaders: the loop of the steps, where all loops around them are left
+    ahead: bool = False  # without loaders: those who stayed have yet to come to where the others are
 
 
 def find(run: Run) -> Parting | None:
@@ -145,9 +147,29 @@ def _by_steps(run: Run) -> Parting | None:
     lines, skip = _exits(events[0], level)
     inner, inner_skip = _exits(events[0], 0)
     first = ranges[0][min(level, len(ranges[0]) - 1)]
-    counts = tuple(r.num_steps for r in run.present)
-    where = Where(str(first["file"]), number(first["first"]), str(first["func"]))
-    return Parting(level, left, stayed, False, counts, where, (*lines, *(inner if level else ())), skip or inner_skip)
+    counts = tuple(max(r.num_steps, max((e.step for e in r.events), default=0)) for r in run.present)  # a step in the dark leaves no row
+    ahead = all(_comes_later(run, one, other) for one in left for other in stayed)
+    ways = (*lines, *(inner if level else ()))
+    return Parting(level, left, stayed, False, counts, _head(first), ways, skip or inner_skip, inner=_head(ranges[0][0]), ahead=ahead)
+
+
+def _head(loop: Mapping[str, Any]) -> Where:
+    return Where(str(loop["file"]), number(loop["first"]), str(loop["func"]))
+
+
+def _comes_later(run: Run, left: int, stayed: int) -> bool:
+    """Whether the one who left has ended, or is further down in the outermost function in which the two stand at other lines."""
+    gone, still = run.ranks[left], run.ranks[stayed]
+    if gone is None or still is None:
+        return False
+    if gone.of(protocol.END) and not gone.of(protocol.FAILURE):
+        return True
+    lines = {(PurePath(f.file).name, f.function): f.line for f in _last_frames(run, still)}
+    for frame in reversed(_last_frames(run, gone)):
+        line = lines.get((PurePath(frame.file).name, frame.function), frame.line)
+        if line != frame.line:
+            return line < frame.line
+    return False
 
 
 def _came_round(recording: Recording | None, loop: Mapping[str, Any]) -> bool:

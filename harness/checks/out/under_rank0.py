@@ -39,6 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check, NotApplicable
+from harness.checks.dat import parting
 from harness.checks.hng import waits
 from harness.checks.lau import blame
 from harness.checks.out import branches, lone_forward
@@ -67,7 +68,7 @@ class CollectiveUnderRank0(Check):
         if run.ending.reason != "hang" and not any(e.code and not e.by_us for e in run.ending.exits):
             return  # a lone collective in a run that ended well is SYN122
         found = pairing.lone(run, pairs)
-        if found is not None and not blame.fell_alone(run) and not _held_up(run, found.missing):
+        if found is not None and not blame.fell_alone(run) and not _held_up(run, found.missing) and not _on_their_way(run, found):
             exit_at = pairing.missed_at(run, found.event)
             past = [f"it is at {found.event.where.place}; the way past it is `{exit_at.text}`"] if exit_at and found.event.where else []
             around = branches.around(run, found.event)
@@ -90,6 +91,12 @@ class CollectiveUnderRank0(Check):
             notes=[f"it stands under `{one.condition.text}` ({one.condition.place}); the forward is at {one.inner.place}", *waits.standing(run)],
             help="call the plain model on one rank (`model.module`), or let all ranks evaluate",
         )
+
+
+def _on_their_way(run: Run, found: pairing.Lone) -> bool:
+    """Whether the missing ranks are still in the loops of their steps, before the statement: they take more steps than the others, and skip nothing."""
+    parted = parting.find(run)
+    return parted is not None and parted.ahead and set(found.missing) <= set(parted.stayed)
 
 
 def _held_up(run: Run, missing: Sequence[int]) -> bool:

@@ -177,6 +177,26 @@ def test_a_loop_left_by_ones_own_judgement_is_seen_behind_an_abort() -> None:
     assert found is not None and found.left == (1,) and [w.line for w in found.exits] == [55]
 
 
+@pytest.mark.parametrize(("stands", "exits", "told"), [
+    (92, [], ["DAT111"]),  # behind all loops: the other rank takes a step more
+    (92, [{"site": site(57), "level": 0, "kind": "continue"}], ["HNG103"]),  # its steps may have been passed by: nobody knows why, but the call is no lone one
+    (40, [], ["OUT101"]),  # before the loops: the other rank has passed it by
+])  # fmt: skip
+def test_a_rank_that_takes_more_steps_has_passed_nothing_by(stands: int, exits: list[Any], told: list[str]) -> None:
+    inner, outer = ({"file": "/home/u/train.py", "func": "main", "first": a, "last": b} for a, b in ((54, 58), (50, 90)))
+    loop = event("loop", line=55, of="step", exits=exits, ranges=[inner, outer])
+    own = [loop, lost("backward", 12, s=2, frames=[site(12, func="learn"), site(55)])]
+    of = aborted(own, [loop, coll(stands, s=2)], log=dump("all_reduce", stands))
+    found = judge(of)[1]
+    assert [f.code for f in found] == told
+    if told == ["DAT111"]:
+        assert found[0].where is not None and found[0].where.line == 54 and found[0].ranks == (1,)
+        assert found[0].notes[:2] == (
+            "or it is the loop around it (line 50) that turns more often on some ranks",
+            "steps by rank: 2, 2 (of a rank that was still inside: as many as it had completed)",
+        )
+
+
 def test_gradients_of_different_parameters_meet_before_the_step_is_over() -> None:
     def reduced(*sizes: int) -> list[Event]:
         return [coll(24, s=2, numel=n, grad=True) for n in sizes]
