@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 from zlib import crc32
 
-from . import digests, origins, sites
+from . import digests, origins, repeats, sites
 
 MAX_KEPT = 65_536
 _bases: dict[tuple[int, str, int], tuple[int, weakref.ref[Any] | None]] = {}  # (id, type, length) of a dataset -> number, and the dataset
@@ -56,6 +56,7 @@ def describe(loader: Any) -> dict[str, Any]:
         "batch_sampler": type(batch_sampler).__name__,
         "custom_batch_sampler": _custom(batch_sampler),
         "custom_sampler": _custom(sampler) or _custom(inner),
+        "repeats": any(repeats.told(s) for s in (sampler, inner) if _custom(s)),
         "set_epoch": keeper is not None,
         "sampler_epoch": _number(getattr(keeper, "epoch", None)),
         "sampler_seed": _number(getattr(keeper, "seed", None)),

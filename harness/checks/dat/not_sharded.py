@@ -25,7 +25,7 @@ Known limits
     follow each other are seen with inputs on the CPU, and while no rank meets a batch of its own again. A batch that never changes is advice only.
     A variable of another launcher is named as the cause where one file shows the way from its default to a share that goes into the data.
     Loaders of a phase in which the ranks share no gradient, before or after DDP is at work (a search by rank), are not compared: each rank should see
-    all data there.
+    all data there. A sampler that repeats each sample and deals the copies out (repeated augmentation) is meant where the copies look different.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ from harness.model import Finding, Severity, Where
 from harness.record import Run
 
 MIN_STEPS, MAX_STEPS = 3, 512
+MIN_APART = 0.1  # of the samples at the same place: an augmentation may leave most of them as they are
 MAX_WITNESSED, MIN_EQUAL = 256, 8  # steps whose inputs are looked at; equal ones in a row, after others
 WEIGHTED = (
     "draw with a generator seeded with seed + rank (and len(dataset) // world_size draws a rank), or share the weighted draws out: a sampler of your "
     "own that takes every world_size-th of them from `rank` on; DistributedSampler alone would drop the weights"
 )
 HELP = "give the loader `sampler=DistributedSampler(dataset)` (and call `set_epoch`), or take every world_size-th sample from `rank` on"
+REPEATED = "let what augments the samples draw with a seed of the rank's own, or repeat each sample another number of times"
 
 
 class NotSharded(Check):
@@ -98,12 +100,16 @@ class NotSharded(Check):
             return None, False
         if not all(p.distinct for p in first) and not losses_equal(run):
             return None, True
+        repeats = all(p.opened["repeats"] is True for p in first)
+        if repeats and _shown_apart(same):
+            return None, False
         found = self.finding(
             f"all ranks draw the same samples in the same order: {_count(first)} of {_count(first)} indices are equal",
             where=first[0].made,
             ranks=run.rank_ids,
-            notes=[f"{len(same)} of {len(groups[:16])} training passes; sampler: {first[0].opened['sampler']}, no rank in it"],
-            help=WEIGHTED if first[0].opened["sampler"] == "WeightedRandomSampler" else HELP,
+            notes=[f"{len(same)} of {len(groups[:16])} training passes; sampler: {first[0].opened['sampler']}{_of_sampler(first[0], repeats)}"],
+            help=REPEATED if repeats else WEIGHTED if first[0].opened["sampler"] == "WeightedRandomSampler" else HELP,
+            severity=Severity.WARNING if repeats else None,
         )
         return launcher_defaults.named(found, run), False
 
@@ -217,6 +223,18 @@ def losses_equal(run: Run) -> bool:
     """Without DDP nothing tells what the model got but the losses; where they differ, so may the data."""
     steps = [s for s in run.steps() if s.complete][:64]
     return bool(steps) and all(_same_loss(s.number("loss")) for s in steps)
+
+
+def _of_sampler(one: Pass, repeats: bool) -> str:
+    if repeats:
+        return ", which deals the copies of each sample out among the ranks: they are alike on all"
+    return ", the script's own" if one.opened["custom_sampler"] else ", no rank in it"
+
+
+def _shown_apart(groups: list[list[Pass]]) -> bool:
+    """What the ranks have at the same place is one sample by its index, and looks different on them."""
+    pairs = [(a, b) for group in groups[:4] for other in group[1 : passes.MAX_COMPARED] for a, b in zip(group[0].rows, other.rows, strict=False)]
+    return bool(pairs) and sum(a != b for a, b in pairs) >= MIN_APART * len(pairs)
 
 
 def held_apart(groups: list[list[Pass]]) -> bool:

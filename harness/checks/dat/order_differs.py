@@ -15,8 +15,9 @@ Right
     self.keys = sorted(set(names))
 
 Known limits
-    Content tells only where samples are not augmented, and of padded batches where they are equally long; lists are seen if they are attributes of
-    the dataset. Labels that change from epoch to epoch are compared within an epoch only, and count where most of them differ.
+    Content tells only where samples are not augmented (under a sampler that repeats each one and deals the copies out they are), and of padded
+    batches where they are equally long; lists are seen if they are attributes of the dataset. Labels that change from epoch to epoch are compared
+    within an epoch only, and count where most of them differ.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _contents(groups: list[list[Pass]], first: Pass) -> Contents:
 
 def _message(contents: Contents, ordered: Ordered | None, first: Pass) -> str:
     """What is wrong, the surest first; empty where nothing is."""
-    if contents.differ:
+    if contents.differ and (contents.twice or first.opened["repeats"] is not True):  # copies of one sample are made to look different
         return f"the same index gives another sample on another rank: {contents.differ} of {contents.compared} indices compared"
     if contents.twice >= max(3, 0.02 * contents.seen) and not contents.agree:
         return f"ranks with different indices draw the same samples: {contents.twice} of {contents.seen}"
