@@ -9,16 +9,17 @@ from functools import cache
 from . import sites, syntax
 from .nonlinear import RANKS
 
-HOOKS = ("register_hook", "register_full_backward_hook", "register_full_backward_pre_hook", "register_multi_grad_hook",
-         "register_post_accumulate_grad_hook", "register_prehook")  # fmt: skip
+ON_LEAVES = ("register_hook", "register_post_accumulate_grad_hook")
+HOOKS = ("register_full_backward_hook", "register_full_backward_pre_hook", "register_multi_grad_hook", "register_prehook")
 
 
 @cache
-def made_up(file: str) -> bool:
-    """A hook on gradients, or a learning rate that is made from the number of ranks."""
+def made_up(file: str, by_leaves: bool = True) -> bool:
+    """A hook on gradients, or a learning rate that is made from the number of ranks. Not `by_leaves` where what hooks on parameters make of
+    gradients is measured."""
     tree = syntax.tree(file)
     for node in syntax.nodes(tree) if tree is not None else ():
-        if isinstance(node, ast.Attribute) and node.attr in HOOKS:
+        if isinstance(node, ast.Attribute) and node.attr in (*HOOKS, *(ON_LEAVES if by_leaves else ())):
             return True
         if any(_is_rate(name) and RANKS.search(made) for name, made in _named(node)):
             return True

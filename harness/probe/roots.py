@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 MAX_TERMS = 16
+SMOOTHING = "MulBackward1"  # by a number inside of torch, as for label_smoothing; a script's `loss * 0.5` is MulBackward0
 
 
 def root_of(loss: Any) -> tuple[list[str], str, bool]:
@@ -21,7 +22,7 @@ def root_of(loss: Any) -> tuple[list[str], str, bool]:
             break
         name = type(node).__name__
         chain.append(name)
-        if name.startswith(("DivBackward", "MulBackward")):  # by a tensor, or by a number
+        if name.startswith(("DivBackward", "MulBackward")) and name != SMOOTHING:
             scaled = True
         stated = getattr(node, "_saved_reduction", None)
         if isinstance(stated, int):
@@ -90,13 +91,13 @@ def _quotients(node: Any, factor: float, depth: int) -> Iterator[tuple[float, fl
     if name == "AddBackward0" and depth < MAX_TERMS and getattr(node, "_saved_alpha", 1) == 1:
         for term in (n for n, _ in node.next_functions if n is not None):
             yield from _quotients(term, factor, depth + 1)
-    elif name == "MulBackward0" and depth and (number := _number(node, "other") or _number(node, "self")):
-        yield from _quotients(next((n for n, _ in node.next_functions if n is not None), None), factor * number, depth + 1)
+    elif name == "MulBackward0" and depth and (found := number(node, "other") or number(node, "self")):
+        yield from _quotients(next((n for n, _ in node.next_functions if n is not None), None), factor * found, depth + 1)
     else:
-        yield _number(node, "other") if name == "DivBackward0" else 0.0, factor
+        yield number(node, "other") if name == "DivBackward0" else 0.0, factor
 
 
-def _number(node: Any, operand: str) -> float:
+def number(node: Any, operand: str) -> float:
     """0 where it is no single number, or part of the graph itself. Not read from a device, nor where a hook would have to bring it back."""
     raw = getattr(node, f"_raw_saved_{operand}", None)
     if raw is None or getattr(raw, "unpack_hook", raw) is not None:

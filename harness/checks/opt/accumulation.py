@@ -17,7 +17,7 @@ Right
 
 Known limits
     Several backwards from different statements (a GAN, two losses) are not accumulation. A sum loss, or gradients scaled before
-    the step, are silent. Backwards that each take all samples drawn for the step (several losses, tasks or views of one batch) are not micro-batches.
+    the step otherwise than by an average over the ranks, are silent. Backwards that each take all samples drawn for the step (several losses, tasks or views of one batch) are not micro-batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, replicas
+from harness.checks.syn import gradients, own_means, replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run, number, where_of
 
@@ -47,10 +47,10 @@ class AccumulationUnscaled(Check):
             raise NotApplicable("every backward of a step takes all its samples: several losses of one batch")
         where = where_of(many[0][3])
         own = [e for e in losses if e.where and where and (e.where.file, e.where.line) == (where.file, where.line)]
-        plain = [e for e in own if not e["scaled"] and e["reduction"] == "mean"]
-        if not plain or any(e["scaled"] for e in own):
+        plain = [e for e in own if own_means.is_plain(run, e)]
+        if not plain or any(e["scaled"] and e not in plain for e in own):
             return
-        if gradients.rescaled(run):
+        if gradients.rescaled(run) and not gradients.averaged(run):
             raise NotApplicable("gradients are rescaled between the backward and the step")
         count = many[0][2]
         yield self.finding(

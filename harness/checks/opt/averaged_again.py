@@ -29,7 +29,8 @@ Right
 
 Known limits
     Judged on the first 16 steps. Silent where a factor of the number of ranks stands near the quotient, where the source divides by the number of
-    ranks before the sum, hooks gradients or multiplies the learning rate by it, and where gradients are rescaled before the step. A count that never
+    ranks before the sum, hooks gradients (without DDP: elsewhere than on parameters) or multiplies the learning rate by it, and where gradients are
+    rescaled before the step. A count that never
     varies must be the very tensor that was reduced: a Python number of the same value may be another count. A loss of which only a part was
     reduced is not judged, nor one that another factor of the number of ranks stands over, nor a sum of terms (one for what came from each rank).
 """
@@ -63,7 +64,7 @@ class AveragedAgain(Check):
             yield self._of_unseen(run, unseen)
             return
         if not found and whole is not None:
-            yield from self._of_whole(run, whole) if facts.wrapped and facts.num_reduce else ()
+            yield from self._of_whole(run, whole)
             return
         first = found[0]
         shown = ", ".join(f"{v:g}" for v in first.counts[:4])
@@ -91,23 +92,23 @@ class AveragedAgain(Check):
 
     def _of_whole(self, run: Run, whole: whole_divisors.WholeDivisor) -> Iterable[Finding]:
         by = "the number of ranks" if whole.kind == "ranks" else f"the batch of all ranks ({whole.value:g})"
+        who = "DDP averages the gradients" if run.present[0].of("wrap") else "the gradients are averaged"
         yield self.finding(
-            f"the loss is divided by {by}, and DDP averages the gradients over the {run.world_size} ranks again: they are 1/{run.world_size} of the"
+            f"the loss is divided by {by}, and {who} over the {run.world_size} ranks again: they are 1/{run.world_size} of the"
             " global batch's",
             where=whole.where,
             ranks=run.rank_ids,
             notes=[f"at {whole.num} of {whole.num} backwards that were looked at", *([f"backward at line {whole.backward.line}"] if whole.backward else [])],
-            help="leave the division out: a mean over the rank's own batch is what DDP averages"
+            help="leave the division out: a mean over the rank's own batch is what is averaged"
             if whole.kind == "ranks"
-            else "divide by the rank's own batch: DDP averages over the ranks",
+            else "divide by the rank's own batch: the gradients are averaged over the ranks",
         )
 
 
 def _averaged(run: Run, facts: replicas.Replicas) -> bool:
     """By DDP itself, with nothing in between, or by hand to the mean of what the backwards left."""
-    ratios = [ratio * run.world_size for _, _, ratio in gradients.ratios(run)]
-    if ratios:
-        return all(abs(r - 1) < 1e-3 for r in ratios)
+    if gradients.ratios(run):
+        return gradients.averaged(run)
     hooked = any(True for kind in ("comm_hook", "leaf_hook") for _ in run.events(kind))
     return facts.wrapped and facts.num_reduce > 0 and not hooked and not gradients.rescaled(run) and not _enlarged(run)
 

@@ -22,10 +22,10 @@ def _synced(event: Event) -> dict[str, list[float]]:
     return event["synced"] or event["at_step"] or {}
 
 
-def _own(events: list[Event]) -> list[dict[str, list[float]]]:
-    """What each rank's gradients were before anybody reduced them: before DDP's communication hook, else after the backward."""
-    if all(e["own"] for e in events):
-        return [e["own"] for e in events]
+def _own(events: list[Event], hooked: bool) -> list[dict[str, list[float]]]:
+    """What each rank's gradients were before anybody reduced them: before DDP's communication hook or the script's own, else after the backward."""
+    if hooked or all(e["own"] for e in events):
+        return [e["hooked" if hooked else "own"] for e in events]
     return [e["local"] or {} for e in events]
 
 
@@ -38,14 +38,16 @@ def ratios(run: Run) -> list[tuple[int, int, float]]:
     """(optimizer, step, gradient at the step / sum of the ranks' own gradients), one a parameter and step, where a hand-written sync came between.
 
     1 means summed, 1 / world_size averaged. A parameter counts where the ranks' own gradients differ and those at the step agree. Where
-    gradients were scaled up for float16 and scaled down before the step, that factor is taken out. Reductions that begin inside the backward are left out.
+    gradients were scaled up for float16 and scaled down before the step, that factor is taken out. Reductions that begin inside the backward are left
+    out where nobody saw what was before.
     """
     found: list[tuple[int, int, float]] = []
-    begun = _begun_inside(run)
+    begun, wrapped = _begun_inside(run), any(True for _ in run.events("wrap"))
     for events in _columns(run):
-        if events[0].step in begun and not all(e["own"] for e in events):
+        hooked = not wrapped and all(e["hooked"] for e in events)
+        if events[0].step in begun and not hooked and not all(e["own"] for e in events):
             continue
-        own, scale = _own(events), _scale(run, events[0])
+        own, scale = _own(events, hooked), _scale(run, events[0])
         for key in own[0]:
             local = [values.get(key) for values in own]
             step = [_synced(e).get(key) for e in events]
@@ -141,6 +143,12 @@ def rescaled(run: Run) -> bool:
                 if step is not None and any(abs(a - b) > 1e-4 * max(abs(a), TINY) for a, b in zip(local, step, strict=False)):
                     return True
     return False
+
+
+def averaged(run: Run) -> bool:
+    """Whether a hand-written sync leaves the ranks' mean, and nothing else is done to it before a clip or the step."""
+    found = [ratio * run.world_size for _, _, ratio in ratios(run)]
+    return len(found) > 1 and all(abs(f - 1) < 1e-3 for f in found)
 
 
 def agreeing(run: Run, opt: int) -> set[str]:

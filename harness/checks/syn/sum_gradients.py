@@ -1,7 +1,7 @@
 """SYN124 gradient-sum-not-averaged: gradients synced by hand, or by a communication hook of DDP, are summed and never divided
 
 What it does
-    Compares sampled gradient values after the backward (under a communication hook: before the hook), on all ranks, with those at
+    Compares sampled gradient values after the backward (where a communication hook or hooks on parameters reduce: before them), on all ranks, with those at
     the optimizer step: the step's are the ranks' sum, although the loss is a mean and bears no factor.
 
 Why it is bad
@@ -17,9 +17,10 @@ Right
     p.grad /= dist.get_world_size()
 
 Known limits
-    A loss that already bears a factor (divided by the world size, or by the global batch) is not judged; nor is one that is a sum over the rank's
-    own batch divided by its size (`mse_loss(..., reduction="sum") / len(x)`), as by what it is divided is not looked at. Sees the first six
-    steps; under a communication hook every 16th as well, up to about the thousandth.
+    A loss that bears a factor (divided by the world size, or by the global batch) is not judged, unless the factor makes it the mean over the
+    rank's own samples (`mse_loss(..., reduction="sum") / len(x)`) or over a step's micro-batches, if these are not as many as the ranks. One divided
+    by a count of tokens that the batch's shape does not tell is not judged. Sees the first six steps; under a communication hook every 16th as
+    well, up to about the thousandth.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, replicas
+from harness.checks.syn import gradients, own_means, replicas
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
-from harness.record import Run
+from harness.record import Run, number
 
 
 class GradientSum(Check):
@@ -41,7 +42,7 @@ class GradientSum(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         replicas.require(run)
         losses = [e for _, e in run.events("loss")]
-        if losses and all(e["scaled"] or e["reduction"] == "sum" for e in losses):
+        if losses and all((e["scaled"] or e["reduction"] == "sum") and not own_means.bears_no_division(run, e) for e in losses):
             raise NotApplicable("the loss bears a factor of its own, which may stand for the division")
         ratios = gradients.ratios(run)
         if not ratios:
@@ -63,7 +64,7 @@ class GradientSum(Check):
             f"synced gradients are the sum over {run.world_size} ranks, not the mean{late}",
             where=_reduction_at(run, since),
             ranks=run.rank_ids,
-            severity=None if all(e["reduction"] == "mean" for e in losses) else Severity.WARNING,
+            severity=None if all(e["reduction"] == "mean" or own_means.bears_no_division(run, e) for e in losses) else Severity.WARNING,
             notes=[
                 f"gradient at the step = {sum(sums) / len(sums):.3f} x the sum of the ranks' own gradients, in {len(sums)} comparisons",
                 *(["with a communication hook DDP does not divide: the hook has to"] if hook else []),
@@ -94,5 +95,5 @@ def _reduction_at(run: Run, since: int) -> Where | None:
         backward = {(w.file, w.line) for _, e in run.events("accumulation") if (w := e.where)}
         late = [e.where for e in calls if e["hook"] and e.step >= since and e.where and (e.where.file, e.where.line) not in backward]
         return next(iter(late), None) or replicas.first_where(run, "comm_hook")
-    reductions = [e for e in calls if e["op"] in ("all_reduce", "reduce")]
+    reductions = sorted((e for e in calls if e["op"] != "all_gather" and e.step >= since), key=lambda e: -number(e["numel"]))  # more than a metric
     return next((e.where for e in calls if e["grad"]), None) or next((e.where for e in reductions), None)

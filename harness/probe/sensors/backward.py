@@ -2,12 +2,12 @@
 hand-written sync.
 
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
-"sum" | "none" | ""), scaled (a scalar factor or quotient at the root), numel, scaler,
+"sum" | "none" | ""), scaled (a scalar factor or quotient at the root), terms (of a scaled one, see ownmeans.py), numel, scaler, rows,
 made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss).
 Event "accumulation" (first 24 steps, and 16 later ones of another number of backwards): sites: [[site, backwards since the gradients were zero]],
 opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): site (of the step), opt, names {position: name}, own (values before DDP's communication hook,
-where there is one), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
+where there is one), hooked (values before the script's own hooks, where there are any), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
 parameters on the CPU right before the first six steps).
 Event "divisor" (first 24 steps, each backward): site, made (the statement that divides), value (whole; of the loss or of each term), factors (of the terms).
 Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .. import digests, marks, names, roots, samplevalues, sites, sources, zeroing
+from .. import digests, hookedgrads, marks, names, ownmeans, roots, samplevalues, sites, sources, zeroing
 from ..looks import Looks
 from ..patching import after, contained, quiet, wrap
 from ..state import S, seq
@@ -53,10 +53,11 @@ def _describe(loss: Any, site: sites.Site) -> None:
             root=chain,
             reduction=reduction,
             scaled=scaled,
+            terms=ownmeans.terms_of(whole) if scaled else [],
             numel=int(loss.numel()),
             scaler=from_scaler is not None,
             rows=S.batch_rows,
-            joined=reduction == "sum" and (S.since.joined or (S.since.num_coll > 0 and roots.has_function(loss))),
+            joined=S.since.joined or (S.since.num_coll > 0 and roots.has_function(loss)),
             made=sites.as_json(sources.loss_made_at(site[0], site[1]) or sites.UNKNOWN),
         )
 
@@ -248,6 +249,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             names={k: witness.by_position[int(k)] for k in local},
             local=local,
             **({"own": own} if own else {}),
+            **({"hooked": hooked} if (hooked := hookedgrads.take(optimizer)) else {}),
             synced=synced,
             at_step=at_step,
             weights=samplevalues.weights(optimizer) if S.steps < GRADIENT_STEPS else {},

@@ -15,7 +15,7 @@ import math
 import sys
 from typing import Any
 
-from .. import digests, factoruse, sites
+from .. import digests, factoruse, hookedgrads, sites
 from ..patching import quiet, wrap
 from ..state import S
 from . import backward, hookupdates, scales
@@ -62,7 +62,7 @@ def _bound(old: Any, new: Any) -> float:
 
 
 def _register(original: Any) -> Any:
-    watched, copied, note = quiet(_watched), quiet(_copy), quiet(_note)
+    watched, copied, note, own = quiet(_watched), quiet(_copy), quiet(_note), quiet(hookedgrads.note)
 
     def register_hook(self: Any, hook: Any) -> Any:
         if not watched(self):
@@ -73,6 +73,7 @@ def _register(original: Any) -> Any:
         @functools.wraps(hook)
         def looked_at(grad: Any) -> Any:
             old = copied(grad) if S.steps < NUM_STEPS else None
+            own(self, grad)
             result = hook(grad)
             if old is not None:
                 note("leaf_hook", hook, key, site, old, grad if result is None else result)
@@ -84,7 +85,7 @@ def _register(original: Any) -> Any:
 
 
 def _register_accumulated(original: Any) -> Any:
-    watched, copied, note = quiet(_watched), quiet(_copy), quiet(_note)
+    watched, copied, note, own = quiet(_watched), quiet(_copy), quiet(_note), quiet(hookedgrads.note)
     enter, leave = quiet(hookupdates.enter), quiet(hookupdates.leave)
 
     def register_post_accumulate_grad_hook(self: Any, hook: Any) -> Any:
@@ -97,6 +98,7 @@ def _register_accumulated(original: Any) -> Any:
         def looked_at(param: Any) -> Any:
             old = copied(param.grad) if S.steps < NUM_STEPS and _scale[0] else None
             before = enter(param)
+            own(param, param.grad)
             result = hook(param)
             if before is not None:
                 leave(param, before, site, callers)

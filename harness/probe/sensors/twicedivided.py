@@ -35,7 +35,7 @@ def _read(site: sites.Site) -> tuple[str, sites.Site] | None:
 
 @contained
 def _look(loss: Any) -> None:
-    if S.steps >= NUM_STEPS or not S.ddps or getattr(loss, "grad_fn", None) is None or (not loss.is_cpu and thrown.capturing()):
+    if S.steps >= NUM_STEPS or S.group is None or getattr(loss, "grad_fn", None) is None or (not loss.is_cpu and thrown.capturing()):
         return
     site = sites.here(4)
     told = _read(site)
@@ -48,7 +48,7 @@ def _look(loss: Any) -> None:
     value = _divisor(base, told[0], dist.get_world_size()) if base is not None else 0.0
     S.recorder.event(
         "whole_divisor", site, kind=told[0], at=sites.as_json(told[1]), value=value, rows=S.batch_rows, given=S.since.given or bool(loss._backward_hooks),
-        made_up=any(makeups.made_up(file) for file in {s[0] for s in (*sites.stack(4), *steps.made_at.values())}),
+        made_up=any(makeups.made_up(file, bool(S.ddps)) for file in {s[0] for s in (*sites.stack(4), *steps.made_at.values())}),
     )  # fmt: skip
 
 
