@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from . import roots
 
 MAX_STEPS = 24  # nodes on the way from the root to the end of one term
-ALIKE = ("Squeeze", "Unsqueeze", "View", "Reshape", "UnsafeView", "Clone", "ToCopy", "Alias", "Select", "Contiguous", "Neg", "Add", "Sub")  # of one number still the number
+# Of one number still the number.
+ALIKE = ("Squeeze", "Unsqueeze", "View", "Reshape", "UnsafeView", "Clone", "ToCopy", "Alias", "Select", "Contiguous", "Neg", "Add", "Sub")
 
 
 class Term(NamedTuple):

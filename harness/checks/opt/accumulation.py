@@ -16,8 +16,9 @@ Right
     optimizer.step()
 
 Known limits
-    Several backwards from different statements (a GAN, two losses) are not accumulation. A sum loss, or gradients scaled before
-    the step otherwise than by an average over the ranks, are silent. Backwards that each take all samples drawn for the step (several losses, tasks or views of one batch) are not micro-batches.
+    Several backwards from different statements (a GAN, two losses) are not accumulation. A sum loss, or gradients scaled before the step
+    otherwise than by an average over the ranks, are silent. Backwards that each take all samples drawn for the step (several losses, tasks or
+    views of one batch) are not micro-batches.
 """
 
 from __future__ import annotations

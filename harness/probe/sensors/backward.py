@@ -7,8 +7,8 @@ made (the statement that made the loss), joined (a collective was given a tensor
 Event "accumulation" (first 24 steps, and 16 later ones of another number of backwards): sites: [[site, backwards since the gradients were zero]],
 opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): site (of the step), opt, names {position: name}, own (values before DDP's communication hook,
-where there is one), hooked (values before the script's own hooks, where there are any), local (sampled values after the last backward), synced (the same elements before a clip, or at the step), at_step, weights (sampled
-parameters on the CPU right before the first six steps).
+where there is one), hooked (before the script's own hooks, where there are any), local (sampled values after the last backward), synced (the same
+elements before a clip, or at the step), at_step, weights (sampled parameters on the CPU right before the first six steps).
 Event "divisor" (first 24 steps, each backward): site, made (the statement that divides), value (whole; of the loss or of each term), factors (of the terms).
 Event "autograd_grad": site; torch.autograd.grad was asked for gradients of parameters of a wrapped module.
 """
