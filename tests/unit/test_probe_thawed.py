@@ -115,6 +115,14 @@ def test_frozen_after_the_train_that_takes_it_back(told: list[dict[str, Any]]) -
     assert [one["frozen"] for one in told] == [False]
 
 
+def test_a_teacher_that_was_measured_before(told: list[dict[str, Any]]) -> None:
+    model = net()
+    evaluated(model)
+    frozen_first(model)
+    train(model, outer)
+    assert [(one["steps"], one["frozen"]) for one in told] == [(4, True)]
+
+
 @pytest.mark.parametrize(
     ("prepare", "before"),
     [

@@ -3,7 +3,8 @@
 Event "frozen_moves" (once a part): site (the eval() of the part), train (the train() of a module around it), module, norms (how many of its
 layers moved), steps (in how many steps), frozen (their parameters were frozen when eval() was called, or by the train() of the same function, with no step between).
 A part is a module below a trained model. Looked at are 64 steps after such a train(). A part that goes to eval mode, or is called in it, without
-gradients is evaluated, and is none. Movement is told by the version of the count of batches, which waits for no device.
+gradients is evaluated, and is none, until the script freezes it and puts it into eval mode again, as it does with a teacher. Parts with
+dropout alone are followed for noisyparts.py. Movement is told by the version of the count of batches, which waits for no device.
 """
 
 from __future__ import annotations
@@ -49,6 +50,19 @@ def _norms(module: Any) -> list[Any]:
     ]
 
 
+def drops(module: Any) -> list[Any]:
+    """Dropout layers that would do something in train mode."""
+    import torch
+
+    return [m for m in module.modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.p > 0]
+
+
+def is_frozen(module: Any) -> bool:
+    """All of it, and there is something."""
+    params = list(module.parameters())
+    return bool(params) and not any(p.requires_grad for p in params)
+
+
 def _is_frozen(norm: Any) -> bool:
     return not norm.weight.requires_grad and (norm.bias is None or not norm.bias.requires_grad)
 
@@ -63,11 +77,14 @@ def note_switch(module: Any, mode: bool, site: sites.Site) -> None:
     import torch
 
     part = _parts.get(id(module))
+    if part is not None and part.evaluated and torch.is_grad_enabled() and part.module() is module and is_frozen(module):
+        del _parts[id(module)]  # a teacher, trained and measured before: what it is from now on is another thing
+        part = None
     if part is not None:
         part.train = None  # put back into eval mode: a train() of the script's own does so every time
         part.evaluated = part.evaluated or not torch.is_grad_enabled()
-    elif len(_parts) < MAX_PARTS and (norms := _norms(module)):
-        frozen = all(_is_frozen(m) for m in norms)
+    elif len(_parts) < MAX_PARTS and ((norms := _norms(module)) or drops(module)):
+        frozen = all(_is_frozen(m) for m in norms) if norms else is_frozen(module)
         _parts[id(module)] = Part(
             weakref.ref(module), site, frozen, S.steps, evaluated=not torch.is_grad_enabled(), norms=[weakref.ref(m) for m in norms]
         )
@@ -83,7 +100,8 @@ def _put_back(outer: Any, site: sites.Site) -> None:
         else:
             norms = [m for ref in part.norms if (m := ref()) is not None]
             seen_together = part.site[::2] == site[::2]  # by one function: what hands out a part in eval mode may mean nothing by it
-            part.frozen = part.frozen or (seen_together and part.train is None and S.steps == part.at_step and all(_is_frozen(m) for m in norms))
+            frozen = all(_is_frozen(m) for m in norms) if norms else is_frozen(module)
+            part.frozen = part.frozen or (seen_together and part.train is None and S.steps == part.at_step and frozen)
             part.train = part.train or site
 
 
@@ -103,7 +121,7 @@ def _at_step(optimizer: Any, witness: Any, params: Any) -> None:
             _look(part, witness)
 
 
-def _is_below(module: Any, witness: Any) -> bool:
+def is_below(module: Any, witness: Any) -> bool:
     """Inside a model that this optimizer trains, and not all of it."""
     for ref in witness.roots:
         root = ref()
@@ -120,7 +138,7 @@ def _look(part: Part, witness: Any) -> None:
     if module is None or not norms:
         return
     if part.below is None:
-        part.below = _is_below(module, witness)
+        part.below = is_below(module, witness)
     now = {id(m): (m.num_batches_tracked._version, m.weight._version) for m in norms}
     seen, part.seen = part.seen, now
     moved = [key for key, (mean, weight) in now.items() if key in seen and seen[key][0] != mean and seen[key][1] == weight]

@@ -1093,6 +1093,15 @@ def test_frozen_statistics_that_an_outer_train_sets_moving() -> None:
     assert found(frozen=True, moves=False) == []
 
 
+def test_dropout_of_a_frozen_part() -> None:
+    def severities(frozen: bool, grad: bool) -> list[Severity]:
+        told = event("frozen_noise", line=29, train=site(50), module="Sequential", drops=1, steps=4, frozen=frozen, grad=grad)
+        return [f.severity for f in builder.findings(FrozenNormMoves, builder.run([recording([event("mode", line=29, training=False), told])]))]
+
+    assert severities(True, False) == [Severity.WARNING]
+    assert severities(False, False) == severities(True, True) == [Severity.ADVICE]
+
+
 def test_averaged_weights_with_blank_statistics() -> None:
     of = builder.run([recording([event("untracked", module="Net", num=3, line=50)], [row(0)], rank=r) for r in (0, 1)])
     (found,) = builder.findings(BlankAverage, of)
