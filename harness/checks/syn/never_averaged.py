@@ -2,7 +2,8 @@
 
 What it does
     In a run of local SGD (DDP's `post_localSGD_hook`, a model averager) looks for a step from which on the ranks' parameters differ and
-    behind which nothing as large as the model is averaged or sent, other than what the hook does inside a sub-group.
+    behind which nothing as large as the model is averaged or sent, other than what the hook does inside a sub-group: to the end of the run, or
+    until a warm-up ends that goes on for more than two periods after the models have parted.
 
 Why it is bad
     The averager's warm-up is counted in calls and may lie behind the end of the run, or nobody calls the averager: each rank trains
@@ -16,8 +17,8 @@ Right
     PeriodicModelAverager(period=4, warmup_steps=100)     # the step at which local SGD starts
 
 Known limits
-    Inconclusive where the run ends before the first average is due. An averager that is never called is judged at the run's own end, where
-    at least half of its steps, and 16, were local ones.
+    Inconclusive where the run ends before the first average is due. A warm-up that ends later than local SGD starts is a warning. An averager
+    that is never called is judged at the run's own end, where at least half of its steps, and 16, were local ones.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections.abc import Iterable
 from harness.checks.base import Check, Inconclusive, NotApplicable
 from harness.checks.syn import pairing, replicas
 from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.record import Event, Run, number
 
 MIN_LOCAL_STEPS = 16  # of a run whose averager is never called: a shorter one may be a trial
 
@@ -41,8 +42,13 @@ class LocalSgdNeverAverages(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         hook, made, called = _local_sgd(run)
         start, numel = _parted(run)
-        if _moved_since(run, start) >= numel:
+        averaged = _averaged_at(run, start, numel)
+        if averaged is not None:
+            begins = number(hook["start"]) if hook else 0
+            yield from self._late(run, max(start, begins), averaged, made or called, called)
             return
+        if not _differ_at_the_end(run):
+            raise NotApplicable("the ranks' models agree at the end")
         local = run.num_steps - start
         period, warmup = (int(called[k] or 0) for k in ("period", "warmup")) if called else (0, 0)
         if called and period:
@@ -62,6 +68,21 @@ class LocalSgdNeverAverages(Check):
             help="let the averager's warm-up end where local SGD starts, and call average_parameters() after every optimizer.step()",
         )
 
+    def _late(self, run: Run, start: int, averaged: int, site: Event | None, called: Event | None) -> Iterable[Finding]:
+        """The averager begins long after the ranks' models have parted."""
+        period, warmup = (int(called[k] or 0) for k in ("period", "warmup")) if called else (0, 0)
+        between = min(averaged, warmup) - start
+        if not period or between <= 2 * period:
+            return
+        yield self.finding(
+            f"the ranks' models part at step {start} and are first averaged at step {averaged}: the averager's warm-up takes {warmup} calls",
+            where=site.where if site else None,
+            ranks=run.rank_ids,
+            severity=Severity.WARNING,
+            notes=[f"nothing brings the models together in the {between} steps between; from then on they are averaged every {period} steps"],
+            help="let the averager's warm-up end where local SGD starts",
+        )
+
 
 def _local_sgd(run: Run) -> tuple[Event | None, Event | None, Event | None]:
     """(the hook that ceases to average, the averager's construction, its first call)."""
@@ -76,11 +97,11 @@ def _local_sgd(run: Run) -> tuple[Event | None, Event | None, Event | None]:
 
 
 def _parted(run: Run) -> tuple[int, int]:
-    """(first step whose parameters differ, elements of that optimizer's parameters), where they differ at the end too."""
+    """(first step whose parameters differ, elements of that optimizer's parameters)."""
     facts = replicas.of(run)
     parted = [(p.param_step, opt) for opt, p in facts.partings.items() if p.param_step is not None]
-    if not parted or not _differ_at_the_end(run):
-        raise NotApplicable("the ranks' models do not part, or agree at the end")
+    if not parted:
+        raise NotApplicable("the ranks' models do not part")
     start, opt = min(parted)
     event = facts.params_event(opt)
     if event is None or not event["numels"]:
@@ -94,11 +115,15 @@ def _differ_at_the_end(run: Run) -> bool:
     return last is not None and not last.same("param")
 
 
-def _moved_since(run: Run, start: int) -> int:
-    """Elements that the script's or the averager's collectives moved since; a hook's own do not count."""
+def _averaged_at(run: Run, start: int, numel: int) -> int | None:
+    """The step by which the script's or the averager's collectives have moved as many elements since; a hook's own do not count. None where they
+    never do."""
+    moved = 0
+    for e in run.present[0].of("coll"):
+        if e.step > start and e["op"] in (*replicas.MOVERS, "all_reduce_coalesced") and not e["hook"] and e.where is not None:
+            moved += int(e["numel"]) if isinstance(e["numel"], int) else 0
+            if moved >= numel:
+                return e.step - 1
     if any(len(r.of("coll")) >= pairing.MAX_EVENTS for r in run.present):
         raise Inconclusive("more collectives than a recording keeps")
-    moved = [
-        e for e in run.present[0].of("coll") if e.step > start and e["op"] in (*replicas.MOVERS, "all_reduce_coalesced") and not e["hook"]
-    ]
-    return sum(int(e["numel"] or 0) for e in moved if e.where is not None and isinstance(e["numel"], int))
+    return None

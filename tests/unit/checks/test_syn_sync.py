@@ -108,16 +108,19 @@ def test_a_rank_that_was_killed_between_two_reductions_skipped_no_gradient() -> 
 
 
 
-def local_sgd(*, steps: int = 48, start: int = 12, period: int | None = 4, warmup: int = 12, average: str = "", hook: bool = True, **ending: Any) -> Run:
+def local_sgd(
+    *, steps: int = 48, start: int = 12, period: int | None = 4, warmup: int = 12, average: str = "", hook: bool = True,
+    first: int | None = None, hook_start: int | None = None, **ending: Any
+) -> Run:
     """Parameters differ from `start` on; the averager's own calls, a reduction of every parameter, or none."""
     def extra(r: int) -> list[Event]:
-        told = [event("comm_hook", line=32, name="post_localSGD_hook", start=start)] if hook else []
+        told = [event("comm_hook", line=32, name="post_localSGD_hook", start=hook_start or start)] if hook else []
         told += [coll("all_reduce", 70, s=s, numel=40, hook=True, world=False) for s in range(steps)]
         told += [coll("all_reduce", 75, s=s, numel=2) for s in range(12, steps, 12)]
         if period:
             told += [event("model_averager", line=33), event("averager_called", line=37, s=1, period=period, warmup=warmup)]
         if average == "flat":
-            told += [coll("all_reduce", 37, s=s, numel=40) for s in range(start + 1, steps, period or 4)]
+            told += [coll("all_reduce", 37, s=s, numel=40) for s in range((start if first is None else first) + 1, steps, period or 4)]
         if average == "each":
             told += [coll("all_reduce", 60, s=steps, numel=n, world=False) for n in (4, 16, 4, 16)]
         return told
@@ -142,6 +145,22 @@ def local_sgd(*, steps: int = 48, start: int = 12, period: int | None = 4, warmu
 def test_local_sgd_that_never_averages(told: dict[str, Any], line: int | None) -> None:
     found = findings(CHECKS["SYN134"], local_sgd(**told))
     assert [f.where.line for f in found if f.where] == ([line] if line else [])
+
+
+@pytest.mark.parametrize(("told", "fires"), [
+    ({"warmup": 36, "first": 36}, True),
+    ({"warmup": 36, "first": 36, "hook": False}, True),
+    ({"warmup": 20, "first": 20}, False),  # two periods
+    ({"warmup": 21, "first": 21}, True),
+    ({"warmup": 36, "first": 13}, False),  # somebody averages meanwhile
+    ({"warmup": 36, "first": 36, "hook_start": 36}, False),  # what parted before is nothing of local SGD's
+    ({"warmup": 12, "first": 36}, False),  # an average of the script's own, late by choice
+])  # fmt: skip
+def test_a_warm_up_that_goes_on_after_local_sgd_has_begun(told: dict[str, Any], fires: bool) -> None:
+    late = local_sgd(average="flat", **told)
+    found = findings(CHECKS["SYN134"], late)
+    assert [(f.severity, f.where.line if f.where else 0) for f in found] == ([(Severity.WARNING, 33)] if fires else [])
+    assert not fires or f"part at step 12 and are first averaged at step {told['first']}" in found[0].message
 
 
 SAMPLER = event("loader", distributed={"num_replicas": 2, "rank": 0})
