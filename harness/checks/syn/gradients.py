@@ -180,6 +180,17 @@ def _fates(run: Run) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
     return agree, differ
 
 
+def lone(run: Run, opt: int) -> list[str]:
+    """Parameters whose gradients are there on one rank alone, the same one at every step looked at: a part of the model that is this rank's."""
+    owners: dict[str, set[tuple[int, ...]]] = {}
+    for events in _columns(run):
+        if int(events[0]["opt"] or 0) == opt:
+            names = events[0]["names"] or {}
+            for key in set().union(*(e["local"] or {} for e in events)):
+                owners.setdefault(str(names.get(key, key)), set()).add(tuple(any((e["local"] or {}).get(key) or ()) for e in events))
+    return sorted(name for name, seen in owners.items() if len(seen) == 1 and sum(next(iter(seen))) == 1 < run.world_size)
+
+
 def ever_agree(run: Run) -> bool:
     return bool(_fates(run)[0])
 

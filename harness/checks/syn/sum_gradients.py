@@ -19,7 +19,8 @@ Right
 Known limits
     A loss that bears a factor (divided by the world size, or by the global batch) is not judged, unless the factor makes it the mean over the
     rank's own samples (`mse_loss(..., reduction="sum") / len(x)`) or over a step's micro-batches, if these are not as many as the ranks. One divided
-    by a count of tokens that the batch's shape does not tell is not judged. Sees the first six steps; under a communication hook every 16th as
+    by a count of tokens that the batch's shape does not tell is not judged. Nor is a model of which a part is one rank's own, nor a loss over what the
+    ranks gathered with each its own part put back: there the sum is the gradient. Sees the first six steps; under a communication hook every 16th as
     well, up to about the thousandth.
 """
 
@@ -47,9 +48,13 @@ class GradientSum(Check):
         ratios = gradients.ratios(run)
         if not ratios:
             raise NotApplicable("gradients are not synced by hand or by a communication hook, or not seen before the sync")
+        if any(e["part"] for e in losses):
+            raise NotApplicable("the loss is over what all ranks gathered and each differentiates its own part: their sum is the gradient")
         hook = gradients.by_hook(run)
         for opt in sorted({o for o, _, _ in ratios}):
             seen = [(step, ratio) for o, step, ratio in ratios if o == opt]
+            if own := gradients.partly(run, opt)[1] or gradients.lone(run, opt):
+                raise NotApplicable(f"{own[0]} is one rank's own: a model in parts, of which the sum may be meant")
             since = _summed_since(seen, 0.1 if hook else 1e-3)  # hooks reduce in bfloat16 and the like
             if since is not None and (hook or since == seen[0][0]):
                 yield self._summed(run, since, seen, hook)

@@ -86,6 +86,25 @@ def test_a_factor_that_may_be_the_division_is_left_alone(one: Event, backwards: 
     assert findings(GradientSum, run) == []
 
 
+def in_parts(rank: int, *, alone: bool) -> list[Event]:
+    """Parameter 0 is shared and summed; 1 is the rank's own, or one that a single rank's loss reaches."""
+    other = {"local": {"1": [1.0]} if not rank else {}, "at_step": {"1": [1.0]}} if alone else {"local": {"1": [1.0 + rank]}, "at_step": {"1": [1.0 + rank]}}
+    steps = [
+        event("gradients", s=s, opt=0, **{k: {"0": [1.0 + rank, 2.0] if k == "local" else [3.0, 4.0]} | v for k, v in other.items()}) for s in range(3)
+    ]
+    return [*steps, event("loss", line=30, scaled=False, reduction="mean")]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_model_in_parts_may_mean_the_sum(alone: bool) -> None:
+    assert findings(GradientSum, two_ranks(ddp=False, extra=lambda rank: in_parts(rank, alone=alone))) == []
+
+
+def test_a_loss_over_gathered_parts_means_the_sum() -> None:
+    assert findings(GradientSum, run_of(loss(scaled=False, reduction="mean", part=True))) == []
+    assert findings(GradientSum, run_of(loss(scaled=False, reduction="mean", part=False)))
+
+
 def test_without_a_factor_a_mean_is_one() -> None:
     run = run_of(loss())
     assert is_plain(run, loss(scaled=False, reduction="mean")) and not is_plain(run, loss(scaled=False, reduction="sum"))
