@@ -4,6 +4,8 @@ What it does
     In a job without DDP whose collectives carry exactly the model's gradients or parameters, asks whether gradients at the step,
     or parameters before it, ever agree between ranks. Where they agree within sub-groups of the ranks only, the reduction ran over
     those. Under DDP the same is asked of models that all start equal and are wrapped over groups of the ranks (`process_group=`).
+    Gradients that agree up to some step, and from there on never again although the reductions go on, were lost on the way: tensors that are kept
+    from one step to the next are nobody's gradients any more once `zero_grad()` has set those to None.
 
 Why it is bad
     The all_reduce costs its time and changes nothing: every rank goes on with its own gradient, and the replicas part.
@@ -18,10 +20,10 @@ Right
 
 Known limits
     Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards. A flat tensor may hold a few numbers beside
-    the gradients (a count, a loss). Where the gradients are no backward's (`torch.func`), or others at the step than behind it (by more than a factor),
-    on every rank, the reduced values are taken to be written and changed afterwards (noise of the rank's own). Where the script also writes the
-    parameters between the steps, this is a warning, and advice where the reduction comes after the step: elastic averaging (EASGD) keeps the ranks apart
-    and reduces what moves their centre.
+    the gradients (a count, a loss), and buckets may carry them in parts, between the backward and the step. Where the gradients are no backward's
+    (`torch.func`), or others at the step than behind it (by more than a factor), on every rank, the reduced values are taken to be written and changed
+    afterwards (noise of the rank's own). Where the script also writes the parameters between the steps, this is a warning, and advice where the
+    reduction comes after the step: elastic averaging (EASGD) keeps the ranks apart and reduces what moves their centre.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, replicas
+from harness.checks.syn import from_step, gradients, replicas
 from harness.model import Finding, Severity
 from harness.record import Event, Run, number
 
@@ -44,19 +46,22 @@ class SyncHasNoEffect(Check):
     explains = ("SYN126", "SYN127", "SYN128", "OPT111")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        facts = replicas.require(run)
+        facts = replicas.require(run, together_first=True)
         if facts.wrapped:
             yield from self._wrapped_over_a_part(run, facts)
             return
         for opt, parting in sorted(facts.partings.items()):
             event = facts.params_event(opt)
             numels = [n for n in (event["numels"] if event else None) or () if isinstance(n, int)]
-            carrying = replicas.carrying(run, numels, min(BESIDE, sum(numels) // 8))
-            if not carrying or parting.steps < 2 or parting.num_grad < parting.steps or parting.num_param < parting.steps:
+            start = from_step.parted(run, opt, parting)
+            if start is None or parting.steps < 2:
                 continue
-            if not _at_most_steps(run, opt, {e.step for e in carrying}):
+            beside = min(BESIDE, sum(numels) // 8)
+            whole = [e for e in replicas.carrying(run, numels, beside) if not start or (e.step >= start and e["graded"])]
+            carrying = whole or [e for e in from_step.in_parcels(run, event, beside) if e.step >= start]
+            if not carrying or not _at_most_steps(run, opt, {e.step for e in carrying}, start):
                 continue  # averaged now and then, or once at the end
-            if not replicas.starts_equal(run, opt) or replicas.agreements(run, opt) or gradients.ever_agree(run):
+            if not replicas.starts_equal(run, opt) or replicas.agreements(run, opt, start) or (not start and gradients.ever_agree(run)):
                 continue
             groups = _agreeing_ranks(parting)
             if 1 < len(groups) < run.world_size and carrying[0]["world"] is False:
@@ -64,10 +69,26 @@ class SyncHasNoEffect(Check):
                 return
             seen = f"gradients and parameters differ at all of {parting.steps} steps, although {len(carrying)} collectives on rank 0 carried {sum(numels)} elements"
             if regime.writes_parameters(run, opt):
-                yield self._beside_writes(run, carrying[0], seen, spent=_behind_the_step(run, carrying, numels))
+                yield self._beside_writes(run, carrying[0], seen, spent=bool(whole) and _behind_the_step(run, carrying, numels))
+            elif start:
+                yield self._from_step(run, carrying[0], parting, start, kept=from_step.left_alone(run, opt, start))
             else:
                 yield self._in_vain(run, carrying[0], seen, written=gradients.made_by_hand(run, opt))
             return
+
+    def _from_step(self, run: Run, call: Event, parting: replicas.Parting, start: int, *, kept: bool) -> Finding:
+        return self.finding(
+            f"the ranks' gradients agree up to step {start - 1} and at none of the {parting.num_grad} steps behind it, although {call['op']} goes on carrying "
+            "as many numbers: what is reduced are no longer the gradients that step() takes",
+            where=call.where,
+            ranks=run.rank_ids,
+            notes=[
+                *(["since then each rank's gradient at the step is its own, as the backward left it"] if kept else []),
+                f"parameters differ after {parting.num_param} of {parting.steps} steps",
+            ],
+            help="read `p.grad` anew behind every backward(): tensors, or views of a flat buffer, that were collected before are nobody's gradients once "
+            "zero_grad() has set those to None, or keep them: `zero_grad(set_to_none=False)`",
+        )
 
     def _beside_writes(self, run: Run, call: Event, seen: str, *, spent: bool) -> Finding:
         """`spent`: the gradients were used up by the time of the reduction."""
@@ -144,8 +165,8 @@ def _behind_the_step(run: Run, calls: Sequence[Event], numels: Sequence[int]) ->
     return any(run.present[0].column("num_backward")) and not any(e["graded"] or e["inside"] for e in carrying)
 
 
-def _at_most_steps(run: Run, opt: int, steps: set[int]) -> bool:
-    """Whether `steps` are at least half of an optimizer's, from its first to its last: a round of local steps is averaged behind it."""
+def _at_most_steps(run: Run, opt: int, steps: set[int], start: int) -> bool:
+    """Whether `steps` are at least half of an optimizer's, from its first behind `start` to its last: a round of local steps is averaged behind it."""
     rows = run.present[0]
-    own = [s for s, o in zip(rows.column("step"), rows.column("opt"), strict=True) if o == opt]
+    own = [s for s, o in zip(rows.column("step"), rows.column("opt"), strict=True) if o == opt and s >= start]
     return bool(own) and 2 * sum(own[0] <= s <= own[-1] for s in steps) >= len(own)

@@ -2,7 +2,9 @@
 
 What it does
     In a job without DDP, looks for parameters whose gradients differ between ranks at every step while others' agree at every
-    step. The finding stands on the reduction that leaves them out; on the step of an optimizer that has a backward and no reduction of its own.
+    step, or go on agreeing where those begin to differ at some step, for good (gradients that were collected before `zero_grad()` set them to None,
+    layers that were unfrozen later). The finding stands on the reduction that leaves them out; on the step of an optimizer that has a backward and no
+    reduction of its own.
 
 Why it is bad
     The parameters that were left out drift apart on every rank.
@@ -17,7 +19,8 @@ Known limits
     Needs gradients of some parameters that agree because somebody made them so: where they agree right after the backward, all ranks read
     the same data. Parameters of a module that starts different on each rank are its own (a slice of a layer, an expert), and experts with a
     group of ranks each, equal in the group from the start on, are healthy; where a reduction inside the backward carries an activation's
-    gradient, the model may be split over the ranks: advice.
+    gradient, the model may be split over the ranks: advice, and a warning where the script broadcast the parameters to all ranks before the first step
+    and its forward gathers alone (a loss over the features of all ranks).
     What the source leaves out by the name of its module (`"head" not in name` and a module `head`: private heads, normalisation of one's
     own) may be meant to be local and is advice; a module whose name merely holds the text (`multihead`) is not.
 """
@@ -30,7 +33,7 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
-from harness.checks.syn import gradients, reduced_copies, replicas
+from harness.checks.syn import from_step, gradients, made_equal, reduced_copies, replicas
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Run
@@ -44,7 +47,7 @@ class PartlySynced(Check):
     explains = ("SYN127", "SYN126", "OPT111")
 
     def end(self, run: Run) -> Iterable[Finding]:
-        facts = replicas.require(run)
+        facts = replicas.require(run, together_first=True)
         if facts.wrapped:
             raise NotApplicable("a model is wrapped in DistributedDataParallel")
         if regime.by_rows(run):
@@ -60,6 +63,8 @@ class PartlySynced(Check):
             wrong = (
                 [n for n in parting.grad_names if n not in agree] if agree and parting.num_grad == parting.steps else left if synced else []
             )
+            lost = [n for n in from_step.lost(run, opt, parting) if n not in agree] if agree and not wrong else []
+            wrong = wrong or lost
             wrong = [n for n in wrong if n not in in_teams(run, opt)] if wrong else []
             private = _private(run, opt)
             wrong = [n for n in wrong if n.rpartition(".")[0] not in private]
@@ -81,15 +86,17 @@ class PartlySynced(Check):
                 return
             wrong = [n for n in wrong if n not in local]
             split = _split(run)
+            sent = split is not None and made_equal.broadcast(run, wrong) and made_equal.only_gathered(run)
             shown = _held_as(run, opt)
             yield self.finding(
-                f"the gradients of {len(wrong)} parameters are never synchronised, those of {len(agree or synced)} "
+                f"the gradients of {len(wrong)} parameters are {f'not synchronised from step {parting.grad_step} on' if lost else 'never synchronised'}, "
+                f"those of {len(agree or synced)} "
                 f"others are: {replicas.listed([shown.get(n, n) for n in wrong])}",
                 where=where or facts.grad_site(opt),
                 ranks=run.rank_ids,
-                severity=Severity.ADVICE if split is not None else None,
+                severity=(Severity.WARNING if sent else Severity.ADVICE) if split is not None else None,
                 notes=[
-                    *([f"an activation's gradient is reduced inside the backward ({split.place}): they may be slices of a model that is split"] if split else []),
+                    *(_of_a_split(split, sent) if split else []),
                     *([reduced_copies.NOTE] if copied else []),
                     *(["it is all that its optimizer holds: none of its gradients is synchronised before the step"] if alone else []),
                     f"parameters differ after {parting.num_param} of {parting.steps} steps",
@@ -97,6 +104,12 @@ class PartlySynced(Check):
                 help=reduced_copies.HELP if copied else "synchronise the gradient of every trained parameter",
             )
             return
+
+
+def _of_a_split(split: Where, sent: bool) -> list[str]:
+    if sent:
+        return ["they are no slices of a model that is split: the script broadcast them to all ranks before the first step"]
+    return [f"an activation's gradient is reduced inside the backward ({split.place}): they may be slices of a model that is split"]
 
 
 def in_teams(run: Run, opt: int) -> set[str]:

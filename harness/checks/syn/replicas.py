@@ -257,9 +257,9 @@ def majority_out(values: Sequence[object]) -> list[int]:
     return [i for i, v in enumerate(values) if v != counts[0][0]]
 
 
-def require(run: Run, *, ddp: bool = False, messages: bool = False) -> Replicas:
+def require(run: Run, *, ddp: bool = False, messages: bool = False, together_first: bool = False) -> Replicas:
     """The facts, or NotApplicable with the reason why replicas cannot be compared. `messages`: the caller tells by itself what point-to-point
-    messages carry."""
+    messages carry. `together_first`: that the ranks agree before they first part is no sign of averages."""
     if run.world_size < 2:
         raise NotApplicable("one process: there are no replicas to compare")
     if len(run.present) < 2:
@@ -271,7 +271,7 @@ def require(run: Run, *, ddp: bool = False, messages: bool = False) -> Replicas:
         raise NotApplicable("no optimizer step was taken by all ranks")
     if ddp and not facts.wrapped:
         raise NotApplicable("no model is wrapped in DistributedDataParallel")
-    if any(p.num_param >= 0.5 * p.steps and agreements(run, opt) >= 2 for opt, p in facts.partings.items()):
+    if any(p.num_param >= 0.5 * p.steps and agreements(run, opt, (p.param_step or 0) if together_first else 0) >= 2 for opt, p in facts.partings.items()):
         raise NotApplicable("local SGD: the script averages the parameters now and then, between steps that part them")
     if not messages and not facts.wrapped and any(p.num_param >= 0.5 * p.steps for p in facts.partings.values()) and regime.by_messages(run):
         raise NotApplicable("the ranks exchange by point-to-point messages and their models differ: gossip, or a pipeline")
@@ -383,8 +383,8 @@ def carrying(run: Run, numels: Sequence[int], beside: int = 0) -> list[Event]:
     return reductions if set(numels) <= seen and len(reductions) >= len(numels) else []
 
 
-def agreements(run: Run, opt: int) -> int:
-    """Steps, the first left out, before which the parameters agree between ranks: the script has averaged or sent them round."""
-    tables = [{e.step: e["digest"] for e in r.of("before") if e["opt"] == opt and e.step > 0} for r in run.present]
+def agreements(run: Run, opt: int, since: int = 0) -> int:
+    """Steps, behind the first or another one, before which the parameters agree between ranks: the script has averaged or sent them round."""
+    tables = [{e.step: e["digest"] for e in r.of("before") if e["opt"] == opt and e.step > since} for r in run.present]
     common = set(tables[0]).intersection(*tables[1:]) if tables else set()
     return sum(len({t[s] for t in tables}) == 1 for s in common)
