@@ -1,6 +1,7 @@
 """Whether what the ranks are about to add up is divided by their number already, as the source shows it: then the sum is a mean.
 
 Followed from the call of the collective back through assignments and, out of a helper, to all of its callers. Read once a call site, a few ms.
+`behind`: what scales it afterwards.
 """
 
 from __future__ import annotations
@@ -20,6 +21,32 @@ def look(site: sites.Site, op: str) -> bool:
     place = Place(tree, syntax.function_at(tree, site[1]), site[1], [])
     given = next(((call, g) for call in calls(place, op) if (g := argument(call, 0)) is not None), None)
     return given is not None and _is_part(given[1], place._replace(line=given[0].lineno - 1), MAX_DEPTH)
+
+
+def behind(site: sites.Site, op: str) -> sites.Site | None:
+    """The statement behind a reduction, in its function, that divides or multiplies what was given by something else than a constant or the number of
+    ranks; None where there are several."""
+    tree = syntax.tree(site[0]) if site[0] else None
+    if tree is None:
+        return None
+    place = Place(tree, syntax.function_at(tree, site[1]), site[1], [])
+    given = next(((call, g) for call in calls(place, op) if (g := argument(call, 0)) is not None), None)
+    if given is None:
+        return None
+    last, name = given[0].end_lineno or given[0].lineno, ast.unparse(given[1]).removesuffix(".data")
+    found = {node.lineno for node in syntax.own_nodes(place.scope) if _scales(node, name, tree) and node.lineno > last}  # type: ignore[attr-defined]
+    return (site[0], found.pop(), site[2]) if len(found) == 1 else None
+
+
+def _scales(node: ast.AST, name: str, tree: ast.Module) -> bool:
+    scaled = syntax.division(node)
+    if isinstance(node, (ast.AugAssign, ast.BinOp)) and isinstance(node.op, ast.Mult):
+        scaled = (node.target, node.value) if isinstance(node, ast.AugAssign) else (node.left, node.right)
+    elif isinstance(node, ast.Call) and callee(node) in ("mul", "mul_") and isinstance(node.func, ast.Attribute) and node.args:
+        scaled = node.func.value, node.args[0]
+    if scaled is None or ast.unparse(scaled[0]).removesuffix(".data") != name:
+        return False
+    return not isinstance(scaled[1], ast.Constant) and not _is_ranks(scaled[1], tree)
 
 
 def _is_part(node: ast.expr, place: Place, depth: int) -> bool:

@@ -64,5 +64,28 @@ def test_divided_by_all_who_call_the_helper(first: str, second: str, divided: bo
     assert predivided.look((str(file), 4, ""), "all_reduce") is divided
 
 
+@pytest.mark.parametrize(
+    ("after", "line"),
+    [
+        ("stat.div_(n)", 8),
+        ("stat /= n", 8),
+        ("x = 1\n    stat = stat / n", 9),
+        ("stat.mul_(1 / n)", 8),
+        ("stat *= n", 8),
+        ("stat /= world", 0),  # the same on all ranks
+        ("stat /= 2", 0),
+        ("stat /= n\n    stat /= n + 1", 0),  # which of them
+        ("acc /= n", 0),
+        ("pass", 0),
+    ],
+)
+def test_what_divides_the_sum_behind_it(after: str, line: int, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(CODE.format(before="stat = torch.stack([loss, acc])").replace("    return", f"    {after}\n    return"))
+    found = predivided.behind((str(file), 7, "evaluate"), "all_reduce")
+    assert found == ((str(file), line, "evaluate") if line else None)
+    assert predivided.behind(("", 0, ""), "all_reduce") is None
+
+
 def test_no_source() -> None:
     assert not predivided.look(("", 0, ""), "all_reduce")

@@ -148,7 +148,7 @@ def _by_steps(run: Run) -> Parting | None:
     inner, inner_skip = _exits(events[0], 0)
     first = ranges[0][min(level, len(ranges[0]) - 1)]
     counts = tuple(max(r.num_steps, max((e.step for e in r.events), default=0)) for r in run.present)  # a step in the dark leaves no row
-    ahead = all(_comes_later(run, one, other) for one in left for other in stayed)
+    ahead = not around and all(_comes_later(run, one, other) for one in left for other in stayed)
     ways = (*lines, *(inner if level else ()))
     return Parting(level, left, stayed, False, counts, _head(first), ways, skip or inner_skip, inner=_head(ranges[0][0]), ahead=ahead)
 

@@ -114,6 +114,34 @@ def _factor(local: list[float], step: list[float]) -> float | None:
     return factor if all(abs(b - factor * a) <= 1e-4 * abs(factor) * square**0.5 for a, b in zip(local, step, strict=False)) else None
 
 
+def own_factors(run: Run, opt: int) -> list[tuple[float, ...]]:
+    """A step each: what each rank's gradients are of the first rank's before a clip, one number for all that was sampled, although what the backwards left
+    are no multiples of each other. Empty where a step is otherwise, or where they are the same."""
+    found: list[tuple[float, ...]] = []
+    for events in _columns(run):
+        if int(events[0]["opt"] or 0) != opt:
+            continue
+        tables = [[_flat(values, _synced(events[0])) for values in side] for side in ([_synced(e) for e in events], _own(events, all(e["hooked"] for e in events)))]
+        if any(v is None for table in tables for v in table) or sum(map(bool, tables[0][0] or ())) < LEAST_VALUES:
+            return []
+        synced, own = ([_factor(table[0] or [], values or []) for values in table] for table in tables)
+        if None in synced or None not in own:
+            return []
+        found.append(tuple(f for f in synced if f is not None))
+    apart = any(abs(f - 1) > 1e-3 for factors in found for f in factors)
+    return found if apart and len(found) > 1 else []
+
+
+LEAST_VALUES = 8
+
+
+def _flat(values: dict[str, list[float]], like: dict[str, list[float]]) -> list[float] | None:
+    """None where these are not the same elements."""
+    if any(len(values.get(k) or ()) != len(v) for k, v in like.items()):
+        return None
+    return [x for k in like for x in values[k]]
+
+
 def changed_apart(run: Run, opt: int) -> tuple[float | None, ...]:
     """Where all sampled gradients of this optimizer agree after the backward, and differ at the step on the first step that they do: the factor
     that each rank's were multiplied by; None for a rank where no one number explains it. Empty where they differ after the backward already."""

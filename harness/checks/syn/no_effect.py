@@ -22,8 +22,9 @@ Known limits
     Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards. A flat tensor may hold a few numbers beside
     the gradients (a count, a loss), and buckets may carry them in parts, between the backward and the step. Where the gradients are no backward's
     (`torch.func`), or others at the step than behind it (by more than a factor), on every rank, the reduced values are taken to be written and changed
-    afterwards (noise of the rank's own). Where the script also writes the parameters between the steps, this is a warning, and advice where the
-    reduction comes after the step: elastic averaging (EASGD) keeps the ranks apart and reduces what moves their centre.
+    afterwards: by one factor, where what the ranks' steps take are multiples of each other, else by noise or the like. Where the script also writes the
+    parameters between the steps, this is a warning, and advice where the reduction comes after the step: elastic averaging (EASGD) keeps the ranks apart
+    and reduces what moves their centre.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from collections.abc import Iterable, Sequence
 from harness.checks import regime
 from harness.checks.base import Check, NotApplicable
 from harness.checks.syn import from_step, gradients, replicas
-from harness.model import Finding, Severity
-from harness.record import Event, Run, number
+from harness.model import Finding, Severity, Where
+from harness.record import Event, Run, number, where_of
 
 BESIDE = 16  # numbers that a flat tensor may hold beside the gradients, and no more than an eighth of them
 
@@ -72,6 +73,10 @@ class SyncHasNoEffect(Check):
                 yield self._beside_writes(run, carrying[0], seen, spent=bool(whole) and _behind_the_step(run, carrying, numels))
             elif start:
                 yield self._from_step(run, carrying[0], parting, start, kept=from_step.left_alone(run, opt, start))
+            elif factors := gradients.own_factors(run, opt):
+                yield self._own_factor(run, carrying[0], seen, factors)
+            elif early := _too_early(run, [e for e in carrying if not whole or number(e["numel"]) >= sum(numels) or e["numel"] in numels]):
+                yield self._before_the_last(run, *early, facts.grad_site(opt), seen)
             else:
                 yield self._in_vain(run, carrying[0], seen, written=gradients.made_by_hand(run, opt))
             return
@@ -101,6 +106,42 @@ class SyncHasNoEffect(Check):
             help="healthy where the ranks are meant to stay apart and are only pulled to a common centre (elastic averaging): score and save the centre. "
             "Where they are replicas, copy the reduced values back in place before step()",
             severity=Severity.ADVICE if spent else Severity.WARNING,
+        )
+
+    def _own_factor(self, run: Run, call: Event, seen: str, factors: Sequence[tuple[float, ...]]) -> Finding:
+        site = _told(run, call)
+        divided = where_of(site["divided"]) if site is not None else None
+        last = max(range(1, len(factors[0])), key=lambda rank: max(abs(each[rank] - 1) for each in factors))
+        times = ", ".join(f"{each[last]:.3g}" for each in factors[:6])
+        return self.finding(
+            f"{call['op']} carries the model's gradients, but each rank then scales the result by a number of its own: at the step they differ between ranks "
+            "by one factor",
+            where=divided or call.where,
+            ranks=run.rank_ids,
+            notes=[
+                *([f"reduced at {call.where.place}"] if divided is not None and call.where is not None else []),
+                f"rank {last}'s gradients are those of rank 0 times {times} at the first steps",
+                seen,
+            ],
+            help="divide by what is the same on all ranks: the number of ranks, or a count (of tokens, of samples) that was reduced too",
+        )
+
+    def _before_the_last(self, run: Run, call: Event, before: int, total: int, backward: Where | None, seen: str) -> Finding:
+        site = _told(run, call)
+        callers = [w for s in (site["callers"] or () if site is not None else ()) if (w := where_of(s)) is not None]
+        beside = [w for w in (call.where, *callers) if w is not None and backward is not None and (w.file, w.function) == (backward.file, backward.function)]
+        here = beside[0] if beside else call.where
+        later = "the last one adds stays" if total - before == 1 else f"the last {total - before} add stays"
+        return self.finding(
+            f"the gradients are reduced after {before} of a step's {total} backwards: what {later} each rank's own",
+            where=here,
+            ranks=run.rank_ids,
+            notes=[
+                *([f"{call['op']} is at {call.where.place}"] if here is not call.where and call.where is not None else []),
+                *([f"the backward is at {backward.place}"] if backward is not None else []),
+                seen,
+            ],
+            help="reduce behind the last `backward()` of a step, before the clip and step()",
         )
 
     def _in_vain(self, run: Run, call: Event, seen: str, *, written: bool) -> Finding:
@@ -149,6 +190,25 @@ class SyncHasNoEffect(Check):
             notes=["gradients agree among ranks " + ", and among ranks ".join(" and ".join(map(str, g)) for g in groups[:4])],
             help="reduce over all ranks that hold this model: leave `group` out, or reduce between the groups as well",
         )
+
+
+def _told(run: Run, call: Event) -> Event | None:
+    """What the source says of a call's statement."""
+    return next((e for e in run.present[0].of("coll_site") if e.where == call.where and e["op"] == call["op"]), None)
+
+
+def _too_early(run: Run, calls: Sequence[Event]) -> tuple[Event, int, int] | None:
+    """(a reduction, how many backwards of its step come before the last of them, how many there are) where some come behind it at every step that has
+    reductions between its backwards."""
+    counts: dict[int, tuple[int, int]] = {}
+    index, total = run.present[0].step_index, run.present[0].column("num_backward")
+    for e in calls:
+        if e.step in index and (before := number(e["graded"])):
+            counts[e.step] = max(before, counts.get(e.step, (0, 0))[0]), total[index[e.step]]
+    if len(counts) < 2 or any(before >= all_of for before, all_of in counts.values()):
+        return None
+    first = next(e for e in calls if e.step in counts)
+    return first, *counts[first.step]
 
 
 def _agreeing_ranks(parting: replicas.Parting) -> list[list[int]]:

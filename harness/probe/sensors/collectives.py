@@ -1,7 +1,7 @@
 """Python-level collectives: what, how large, where from, in which order, how long.
 
 Event "coll" (first 3000): op, numel, dtype, n (how many before it), reduce (name of the reduction), grad (the tensor is a gradient), world
-(the default group), group_size (of another one), graded (of what may carry gradients: after a backward, before its step), each (sizes, of a batch
+(the default group), group_size (of another one), graded (of what may carry gradients: the backwards before it since the last step), each (sizes, of a batch
 of messages), aliased (all results go into one tensor), hook (inside a communication hook of DDP), names (of the tensor in the calling code, and
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
 one), inside (called by autograd: from a hook, or an autograd.Function's backward), graphed (the tensor has a graph, a loss before its backward;
@@ -9,7 +9,8 @@ at the first call of a statement its stack [site...]), zero (what is reduced is 
 replicated (the digest of a parameter that DDP keeps equal, before it is sent), buffer (the name of a wrapped model's own one), beside (it is
 a trained parameter that no DDP object covers).
 Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py); apart: each turn of the
-loop sends what it has made by itself (see turns.py); yields: it stands in a generator.
+loop sends what it has made by itself (see turns.py); yields: it stands in a generator; callers: the lines that led to it; divided: the one statement
+behind it that divides what was sent by something (see predivided.py).
 Event "one_entry" (once a call site): site, op, used: the source uses one entry alone of what is gathered there (see entries.py).
 """
 
@@ -20,7 +21,7 @@ import time
 import weakref
 from typing import Any
 
-from .. import conditions, digests, entries, failures, flatshards, generators, protocol, replicated, sites, turns, variables
+from .. import conditions, digests, entries, failures, flatshards, generators, predivided, protocol, replicated, sites, turns, variables
 from ..patching import quiet, wrap
 from ..state import S, mix, seq
 from . import gathers, handles, payloads, queue
@@ -70,7 +71,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"aliased": True} if op in FILLED and _is_one_tensor(op, args, kwargs) else {}),
         **_group_of(args, kwargs),
         **({"hook": True} if S.in_hook else {}),
-        **({"graded": True} if since.num_backward and op in GRADED else {}),
+        **({"graded": since.num_backward} if since.num_backward and op in GRADED else {}),
         **(_sizes(args, kwargs) if op == "batch_isend_irecv" else {}),
         **({"root": root} if op in ROOT and (root := _root(op, args, kwargs)) is not None else {}),
         **({"inside": True} if S.in_backward else {}),
@@ -81,8 +82,10 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
     if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
         _told.add(site)
         stack = sites.stack(2, conditions.MAX_FRAMES)
-        more = {**({"apart": True} if turns.apart(stack, op) else {}), **({"yields": True} if generators.holds(site) else {})}
-        S.recorder.event("coll_site", site, op=op, **conditions.before(stack), **more)
+        more: dict[str, Any] = {**({"apart": True} if turns.apart(stack, op) else {}), **({"yields": True} if generators.holds(site) else {})}
+        if since.num_backward and op in REDUCTIONS and (divided := predivided.behind(site, op)) is not None:
+            more["divided"] = sites.as_json(divided)
+        S.recorder.event("coll_site", site, op=op, **conditions.before(stack), callers=[sites.as_json(s) for s in stack[1:4]], **more)
     if op in entries.PLACE and site not in _asked and len(_asked) < 200:
         _asked.add(site)
         if (used := entries.only_one(op, site[0], site[1])) is not None:

@@ -181,6 +181,7 @@ def test_a_loop_left_by_ones_own_judgement_is_seen_behind_an_abort() -> None:
     (92, [], ["DAT111"]),  # behind all loops: the other rank takes a step more
     (92, [{"site": site(57), "level": 0, "kind": "continue"}], ["HNG103"]),  # its steps may have been passed by: nobody knows why, but the call is no lone one
     (40, [], ["OUT101"]),  # before the loops: the other rank has passed it by
+    (70, [{"site": site(57), "level": 0, "kind": "continue"}], ["OUT101"]),  # in the loop around: it may be in a later turn
 ])  # fmt: skip
 def test_a_rank_that_takes_more_steps_has_passed_nothing_by(stands: int, exits: list[Any], told: list[str]) -> None:
     inner, outer = ({"file": "/home/u/train.py", "func": "main", "first": a, "last": b} for a, b in ((54, 58), (50, 90)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builder import event, findings, site
+from builder import event, findings, row, site
 from replica_runs import by_rank, setup, two_ranks
 
 from harness.checks.base import Check
@@ -87,7 +87,7 @@ def test_an_update_by_hand_is_not_said_to_have_equal_gradients() -> None:
     assert "gradients that are not read" in found.notes[0]
 
 
-def averaged_then_changed(numel: int, *, backward: bool, kept: float | None = None, graded: bool = True, written: bool = False) -> Run:
+def averaged_then_changed(numel: int, *, backward: bool, kept: float | None = None, graded: int = True, written: bool = False) -> Run:
     """A flat gradient of 40 numbers is reduced at each step and differs at all of them; `kept`: the step takes what the backward left, times this.
     `written`: the parameters are others before a step than behind the one before."""
     def extra(rank: int) -> list[Event]:
@@ -115,6 +115,48 @@ def test_a_result_that_nobody_writes_back_is_called_that(kept: float, graded: bo
     """Divided by the accumulation before the reduction, it is the rank's own all the same."""
     (found,) = findings(CHECKS["SYN130"], averaged_then_changed(41, backward=True, kept=kept, graded=graded))
     assert "not written back" in found.message and "copy_" in found.help and found.severity is Severity.ERROR
+
+
+def scaled(of: Run, factors: tuple[float, ...], **site_fields: Any) -> Run:
+    """What the steps take is the same on both ranks but for rank 1's factor."""
+    taken, own = [0.5, -1.0, 2.0, 3.0, 0.25, -0.75, 1.5, 4.0], [1.0, 2.0, -1.0, 0.5, 3.0, 1.0, 2.0, 0.25]
+    for rank, recording in enumerate(of.present):
+        told = event("coll_site", line=54, op="all_reduce", ways=[], loop=None, **site_fields)
+        recording.events.append(told)
+        recording.__dict__.pop("_by_kind", None)
+        for e, factor in zip(recording.of("gradients"), factors, strict=False):
+            e.data["local"] = {"0": [x + 3 * rank for x in own]}  # type: ignore[index]
+            e.data["synced"] = {"0": [x * (factor if rank else 1.0) for x in taken]}  # type: ignore[index]
+    return of
+
+
+@pytest.mark.parametrize("divided", [None, site(57, "flat.div_(ntokens)")])
+def test_a_factor_of_each_rank_s_own_is_named_as_one(divided: dict[str, Any] | None) -> None:
+    of = averaged_then_changed(41, backward=True)
+    (found,) = findings(CHECKS["SYN130"], scaled(of, (2.0, 1.5, 0.5, 2.0, 0.8, 1.25), divided=divided, callers=[]))
+    assert "scales the result by a number of its own" in found.message and "a count (of tokens, of samples) that was reduced too" in found.help
+    assert found.where is not None and found.where.line == (57 if divided else 54)
+    assert "rank 1's gradients are those of rank 0 times 2, 1.5, 0.5, 2, 0.8, 1.25 at the first steps" in found.notes
+    (found,) = findings(CHECKS["SYN130"], averaged_then_changed(41, backward=True))
+    assert "noise of its own" in found.message  # no number explains it
+
+
+@pytest.mark.parametrize(("before", "fires"), [(3, True), (4, False)])
+def test_a_reduction_before_the_last_backward_is_called_that(before: int, fires: bool) -> None:
+    of = averaged_then_changed(40, backward=True, kept=1.0, graded=before)
+    for recording in of.present:
+        rows = [row(**(recording.row(s)._asdict() | {"num_backward": 4})) for s in range(recording.num_rows)]
+        recording.rows = b"".join(rows)
+        calls = [site(88, "average(model)", func="train"), site(120, "main()", func="<module>")]
+        recording.events.append(event("coll_site", line=54, op="all_reduce", ways=[], loop=None, callers=calls))
+        recording.events[:] = [e for e in recording.events if e.kind != "accumulation"]
+        recording.events.append(event("accumulation", site=site(90, "loss.backward()", func="train"), opt=0, sites=[], reduces=0))
+        recording.__dict__.pop("_by_kind", None)
+    (found,) = findings(CHECKS["SYN130"], of)
+    assert ("are reduced after 3 of a step's 4 backwards: what the last one adds stays each rank's own" in found.message) is fires
+    if fires:
+        assert found.where is not None and found.where.line == 88 and "behind the last `backward()`" in found.help
+        assert found.notes[:2] == ("all_reduce is at train.py:54", "the backward is at train.py:90")
 
 
 def test_parameters_that_are_pulled_to_a_centre_stay_apart() -> None:
