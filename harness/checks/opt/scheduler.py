@@ -2,8 +2,9 @@
 
 What it does
     Counts scheduler steps between optimizer steps. As many as there are ranks is a warning; advice where the schedule was made long enough to
-    last all the same. As many as there are backwards in the step, one for each micro-batch, is a warning where the schedule was made for the
-    optimizer's steps: its length says so, or the learning rate is 0 for the last fifth of the run and longer.
+    last all the same, or, of a function whose length is not known, where the learning rate comes down at the end of the run and no sooner. As
+    many as there are backwards in the step, one for each micro-batch, is a warning where the schedule was made for the optimizer's steps: its
+    length says so, or the learning rate is 0 for the last fifth of the run and longer.
 
 Why it is bad
     A schedule meant for N steps ends after a fraction of them: the learning rate decays too fast, and the rest of the run trains nothing.
@@ -24,12 +25,14 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from harness.checks.base import Check, NotApplicable
 from harness.model import Finding, Severity
 from harness.record import Event, Recording, Run
 
 MOST, MIN_STEPS = 0.9, 3  # share of the steps, and steps, that have to show it
+MIN_RATES, NEAR_ZERO = 20, 0.05  # steps of a course that is judged; share of its peak
 OVER = 0.2  # of the steps, at the end, with a learning rate of 0
 
 
@@ -46,24 +49,28 @@ class SchedulerTooOften(Check):
             often, shown = _times_a_step(own)
             if often < 2:
                 continue
-            if _backwards(recording) == often:
-                yield from self._each_micro_batch(run, recording, own, often, shown)
-            elif often == run.world_size:
+            if often == run.world_size and (_backwards(recording) != often or _at_once(own)):
+                if run.live and _of_no_known_length(run, recording, own):
+                    continue  # how it ends is not seen yet
                 yield self._each_rank(run, recording, own, shown)
+            elif _backwards(recording) == often:
+                yield from self._each_micro_batch(run, recording, own, often, shown)
             else:
                 continue
             return
 
     def _each_rank(self, run: Run, recording: Recording, own: list[Event], shown: str) -> Finding:
-        total = _total(recording, own)
-        lasts = total >= 0.9 * run.world_size * recording.num_steps
+        unknown, rates = _of_no_known_length(run, recording, own), _rates(recording, own)
+        total = 0 if unknown else _total(recording, own)
+        lasts = _ends_with_the_run(rates) if unknown else total >= 0.9 * run.world_size * recording.num_steps
+        made_for = f"it was made for {total}" if total else "the learning rate comes down at the end of the run and no sooner"
         return self.finding(
             f"the scheduler is stepped {run.world_size} times an optimizer step, once for each rank"
             + ("" if lasts else f": its schedule ends {run.world_size} times too early"),
             severity=Severity.ADVICE if lasts else None,
             where=own[-1].where,
             ranks=run.rank_ids,
-            notes=[shown, *([f"it was made for {total}: long enough, if that counts all ranks' steps"] if lasts else [])],
+            notes=[shown, *([f"{made_for}: long enough, if that counts all ranks' steps"] if lasts else _course(rates))],
             help="step the scheduler once an optimizer step; every rank has a scheduler of its own",
         )
 
@@ -89,6 +96,45 @@ def _times_a_step(own: list[Event]) -> tuple[int, str]:
         return 0, ""
     often, times = Counter(counts.values()).most_common(1)[0]
     return (often if times >= max(MIN_STEPS, MOST * len(counts)) else 0), f"{times} of {len(counts)} steps"
+
+
+def _at_once(own: list[Event]) -> bool:
+    """The steps of the scheduler that belong to one optimizer step have no backward between them: they are not those of micro-batches."""
+    found: dict[tuple[object, int], set[object]] = {}
+    for e in own:
+        found.setdefault((e["id"], e.step), set()).add(e["backwards"])
+    one = sum(len(counts) == 1 and isinstance(next(iter(counts)), int) for counts in found.values())
+    return one >= max(MIN_STEPS, MOST * len(found))
+
+
+def _of_no_known_length(run: Run, recording: Recording, own: list[Event]) -> bool:
+    """A function of the script's, and what it has bound is no length: nothing, the number of ranks, or far less than was run."""
+    return own[-1]["kind"] == "LambdaLR" and _total(recording, own) <= max(run.world_size, 0.4 * recording.num_steps)
+
+
+def _rates(recording: Recording, own: list[Event]) -> list[float]:
+    """Learning rates of the scheduler's optimizer, step by step."""
+    opt = own[-1]["opt"]
+    return [lr for of, lr in zip(recording.column("opt"), recording.column("lr"), strict=True) if of == opt or not isinstance(opt, int) or opt < 0]
+
+
+def _ends_with_the_run(rates: list[float]) -> bool:
+    """It never climbs again behind its peak, is well above nothing in the middle of the run, and near it only at the end."""
+    if len(rates) < MIN_RATES:
+        return False
+    top = max(rates)
+    behind = rates[rates.index(top) :]
+    falls = all(b <= a + 1e-9 * top for a, b in pairwise(behind))
+    return falls and rates[-1] <= NEAR_ZERO * top < 0.3 * top <= rates[len(rates) // 2] and rates[-1] < rates[int((1 - OVER) * len(rates))]
+
+
+def _course(rates: list[float]) -> list[str]:
+    """That the rate comes down and climbs again, in words."""
+    top = max(rates, default=0.0)
+    low = min(range(rates.index(top), len(rates)), key=rates.__getitem__) if rates else 0
+    again = max(rates[low:], default=0.0)
+    climbs = again > 0.5 * top and rates[low] <= NEAR_ZERO * top
+    return [f"the learning rate falls to {rates[low]:.3g}, and climbs to {again:.3g} again"] if climbs else []
 
 
 def _backwards(recording: Recording) -> int:

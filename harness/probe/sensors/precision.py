@@ -9,8 +9,9 @@ since the last step: whether the gradients can have been averaged). Event "unsca
 in the source sees to it that ranks agree on inf, see infguards.py): site, grad (digest of the gradients as this rank looked through them).
 Event "scaler" (first 64 steps): scale, site, given (update() was told a scale). Event "scaler_made": scale, enabled,
 site. Event "scheduler" (first 400 steps of it): site, kind, last_epoch, lr, interval, opt
-(its optimizer; -1: has not stepped so far), metric (what a schedule that follows a metric is given; null: it follows none), mode ("min" | "max",
-of such a one), made (the statement that made it), better (which way the name of what it is given says that it improves, see metricnames.py).
+(its optimizer; -1: has not stepped so far), backwards (since the last optimizer step of any), metric (what a schedule that follows a metric is
+given; null: it follows none), mode ("min" | "max", of such a one), made (the statement that made it), better (which way the name of what it is
+given says that it improves, see metricnames.py).
 Event "schedule_idle" (first 8 of a scheduler): site,
 kind, id, lr, beside (optimizer that has stepped since this scheduler's last step, with parameters of the scheduler's optimizer, which has not),
 made (the statement that made the scheduler).
@@ -111,7 +112,7 @@ def _after_scheduler(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> 
     S.recorder.event(
         "scheduler", site, kind=type(scheduler).__name__, last_epoch=getattr(scheduler, "last_epoch", None), id=id(scheduler) % 1_000_003,
         opt=steps._known[id(optimizer)].opt if id(optimizer) in steps._known else -1,
-        lr=float(lr) if isinstance(lr, (int, float)) else None, metrics=isinstance(args[0], float) if args else False,
+        lr=float(lr) if isinstance(lr, (int, float)) else None, backwards=S.since.num_backward, metrics=isinstance(args[0], float) if args else False,
         metric=_metric(args[0] if args else kwargs.get("metrics")) if follows else None,
         mode=getattr(scheduler, "mode", "") if follows else "", made=sites.as_json(scheduler_made.get(scheduler, sites.UNKNOWN)) if follows else None,
         better=metricnames.better(*site[:2]) if follows else "",
