@@ -2,12 +2,14 @@
 
 What it does
     At each step of DDP-wrapped parameters, asks whether the forward of the last backward before it ran inside `no_sync()`, or with
-    `require_backward_grad_sync` unset, and whether the gradients differ between ranks. Such a step may be rare: the last, shorter window of an
-    epoch. Of the steps without digests (from the 256th on, 15 of 16) it asks whether the parameters agree before one and differ after it.
+    `require_backward_grad_sync` unset, and whether the gradients differ between ranks. Such a step may be rare: the last, shorter window of an epoch. Under
+    FSDP2 it looks for gradients that wait unreduced, because `set_requires_gradient_sync(False)` holds, while the optimizer steps. Of the steps without
+    digests (from the 256th on, 15 of 16) it asks whether the parameters agree before one and differ after it.
 
 Why it is bad
     Inside `no_sync()` gradients only accumulate locally. The backward that precedes the step has to run outside it, or each rank
-    steps with its own gradients and the replicas part.
+    steps with its own gradients and the replicas part. Under FSDP2 the optimizer has no gradient then: the step does nothing, and what waits goes into
+    the next window, with that one's factor.
 
 Wrong
     with ddp.no_sync() if i % A != 0 else nullcontext():   # off by one: the wrong micro-batch syncs
@@ -25,19 +27,21 @@ Right
     model.require_backward_grad_sync = last                # before the forward: DDP reads it there
     model(x).sum().backward()
 
+    fsdp.set_requires_gradient_sync(last)                  # FSDP2's
+
 Known limits
     Gradients that a script averages by hand after no_sync() are equal at the step: healthy and silent. So are parameters that it makes equal again
-    after each such step.
+    after each such step. FSDP1's no_sync() is not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check
 from harness.checks.syn import lone_steps, replicas
 from harness.model import Finding, Severity
-from harness.record import Run
+from harness.record import Event, Run
 
 
 class StepWithoutSync(Check):
@@ -47,6 +51,9 @@ class StepWithoutSync(Check):
     explains = ("SYN127", "OPT111", "SYN126", "OPT114")
 
     def end(self, run: Run) -> Iterable[Finding]:
+        if waiting := list(run.events("unsynced_step")):
+            yield self._waiting(run, waiting)
+            return
         facts = replicas.require(run, ddp=True)
         flags = [e for _, e in run.events("sync_flag")]
         if not flags and not any(True for _ in run.events("no_sync")):
@@ -74,6 +81,24 @@ class StepWithoutSync(Check):
             ranks=run.rank_ids,
             notes=[f"first at step {alone[0].index}, after {row.num_backward if row else 0} backwards"],
             help="leave no_sync() for the last micro-batch: `with nullcontext() if last else ddp.no_sync():`",
+        )
+
+    def _waiting(self, run: Run, told: Sequence[tuple[int, Event]]) -> Finding:
+        """FSDP2. A step that has gradients too, of a backward that did reduce, may be meant."""
+        steps, event = sorted({e.step for _, e in told}), told[0][1]
+        empty = all(e["none"] == e["num"] for _, e in told)
+        return self.finding(
+            f"the optimizer steps while set_requires_gradient_sync(False) holds: the gradients of {event['num']} parameters wait unreduced, "
+            + ("and the step has none of them" if empty else "and the step has those of other backwards only"),
+            where=event.where,
+            ranks=sorted({rank for rank, _ in told}),
+            notes=[
+                f"at step {', '.join(map(str, steps[:4]))}{' and later' if len(steps) > 4 else ''}; for example {replicas.listed(event['names'] or [])}",
+                "what waits is added to the gradients of the next window",
+            ],
+            help="set_requires_gradient_sync(True) for the last micro-batch of each window, the shorter one at the end of an epoch too",
+            severity=Severity.ERROR if empty else Severity.WARNING,
+            folds=("OPT101",) if empty else (),
         )
 
     def _between(self, run: Run, facts: replicas.Replicas, found: lone_steps.Between) -> Finding:

@@ -7,6 +7,7 @@ from typing import Any
 from builder import event, findings, recording, row, run
 
 from harness.checks.registry import all_checks
+from harness.model import Severity
 from harness.probe import protocol
 from harness.record import Event, Run
 
@@ -53,3 +54,14 @@ def test_in_the_dark() -> None:
     (found,) = findings(CHECKS["SYN102"], trained(range(2200), (), dark=(2047,)))
     assert "step 2047 follows" in found.message
     assert findings(CHECKS["SYN102"], trained(range(2200), (), dark=tuple(range(1985, 2048)))) == []  # nearly all: something else counts wrong
+
+
+def test_gradients_of_fsdp2_that_wait() -> None:
+    def severity(none: int) -> Severity:
+        told = [event("unsynced_step", line=131, s=s, opt=0, num=28, none=none, names=["tok.weight"]) for s in (6, 13)]
+        (found,) = findings(CHECKS["SYN102"], run([recording(told, [row(0)], rank=r) for r in (0, 1)]))
+        assert found.where is not None and found.where.line == 131 and "step 6, 13" in found.notes[0]
+        return found.severity
+
+    assert severity(28) == Severity.ERROR
+    assert severity(3) == Severity.WARNING
