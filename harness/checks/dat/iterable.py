@@ -46,6 +46,8 @@ from harness.model import Finding, Severity, Where
 from harness.record import Run, number, where_of
 
 MIN_SAMPLES = 8
+OWN_STREAMS = "readers (workers of ranks) whose rank and worker number have the same sum draw the same"
+BY_READER = "number the readers by `rank * num_workers + worker.id`, and seed each one's generator, or part the samples, by that number"
 
 
 class IterableNotSharded(Check):
@@ -97,10 +99,11 @@ class IterableNotSharded(Check):
             where=line,
             ranks=run.rank_ids,
             notes=[
-                f"{run.world_size * workers} readers have {run.world_size + workers - 1} different numbers; the shares of the others are never read",
+                f"{run.world_size * workers} readers have {run.world_size + workers - 1} different numbers"
+                + ("; the shares of the others are never read" if first.complete else ""),
                 f"{len(groups)} of {len(groups)} passes",
             ],
-            help="number the readers by `rank * num_workers + worker.id`",
+            help=BY_READER,
         )
 
     def _alike(self, run: Run, streams: list[Pass]) -> Iterable[Finding]:
@@ -136,15 +139,15 @@ class IterableNotSharded(Check):
         return launcher_defaults.named(found, run)
 
     def _shares(self, run: Run, group: list[Pass], num: int) -> Finding:
-        first = group[0]
+        first, summed = group[0], bool(readers.collide(group))
         return self.finding(
             f"the ranks' shares of {first.opened['dataset']} overlap: {num} of the {len(_identity(first))} samples of rank {first.rank} "
             "are drawn by another rank too",
             where=_told_line(run, first, "own_order") or where_of(first.opened["iter_at"]) or first.made_dataset,
             ranks=run.rank_ids,
             severity=Severity.WARNING,
-            notes=["no rank draws a sample twice in a pass: each takes its part of an order of its own"],
-            help="shuffle with a generator that all ranks seed alike (seed + epoch), then take every world_size-th from `rank` on",
+            notes=[OWN_STREAMS if summed else "no rank draws a sample twice in a pass: each takes its part of an order of its own"],
+            help=BY_READER if summed else "shuffle with a generator that all ranks seed alike (seed + epoch), then take every world_size-th from `rank` on",
         )
 
     def _paired(self, run: Run, group: list[Pass], twins: readers.Twins) -> Finding:

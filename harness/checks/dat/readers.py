@@ -15,16 +15,21 @@ MOSTLY = 0.9
 Share = Counter[int]
 
 
-def shares(one: Pass) -> list[Share]:
-    """Of each worker, where all ran equally long: then the batches come from them in turn. Empty where that is not so, or not known."""
+def shares(one: Pass, *, left: bool = False) -> list[Share]:
+    """Of each worker, where all ran equally long: then the batches come from them in turn. Empty where that is not so, or not known. `left`: also of a
+    pass that was left while all batches were whole, as one over an endless stream is."""
     workers, sizes = number(one.opened["num_workers"]), one.closed["batch_sizes"] if one.closed is not None else None
     size = number(one.opened["batch_size"])
-    rounds, left = divmod(one.num_batches, workers) if workers > 1 else (0, 1)
+    rounds, over = divmod(one.num_batches, workers) if workers > 1 else (0, 1)
     last = number(sizes[2]) if isinstance(sizes, list) and len(sizes) == 3 else 0
-    if left or not rounds or not size or not one.complete or workers * ((rounds - 1) * size + last) != one.num_samples:
+    if left and not one.complete and one.num_batches * size == one.num_samples:
+        over, last = 0, size
+    elif not one.complete or workers * ((rounds - 1) * size + last) != one.num_samples:
+        return []
+    if over or not rounds or not size:
         return []
     rows, found, at = one.rows, [Counter[int]() for _ in range(workers)], 0
-    for nth in range(one.num_batches if len(rows) == one.num_samples else 0):
+    for nth in range(rounds * workers if len(rows) == one.num_samples else 0):
         end = at + (size if nth < (rounds - 1) * workers else last)
         found[nth % workers].update(rows[at:end])
         at = end
@@ -46,7 +51,7 @@ def in_turn(one: Pass) -> bool:
 def collide(group: Sequence[Pass]) -> int:
     """Samples that a reader has in common with one of another rank: two of the ranks' workers read the same exactly where rank + worker
     is the same number. 0 for anything else."""
-    read = [(p.rank + w, p.rank, share) for p in group[:MAX_COMPARED] for w, share in enumerate(shares(p))]
+    read = [(p.rank + w, p.rank, share) for p in group[:MAX_COMPARED] for w, share in enumerate(shares(p, left=True))]
     if not read or len({rank for _, rank, _ in read}) < min(len(group), MAX_COMPARED):
         return 0
     keys = [(total, hash(frozenset(share.items()))) for total, _, share in read]

@@ -30,6 +30,11 @@ from harness.probe.protocol import FLAG_ZEROED
 from harness.record import Event, Recording, Run
 
 MIN_CLIPS, MOST = 3, 0.9
+BETWEEN = "clip between backward() and step(); with a GradScaler behind scaler.unscale_(optimizer)"
+IN_HOOKS = (
+    "the steps are taken inside backward(), by hooks: clip there, in front of the hook's step() (`clip_grad_norm_([p], max_norm)`, each parameter by itself), "
+    "or clip all together and step behind backward()"
+)
 
 
 class ClippedAfterStep(Check):
@@ -53,8 +58,8 @@ class ClippedAfterStep(Check):
                 "the gradients are clipped after the step that used them, and zeroed before the next one: the clip has no effect",
                 where=late[-1].where,
                 ranks=[r for r, _, _ in hit],
-                notes=[f"{len(late)} of {len(judged)} clips of rank {rank} came behind the step, no backward in between"],
-                help="clip between backward() and step(); with a GradScaler behind scaler.unscale_(optimizer)",
+                notes=[f"{len(late)} of the {len(judged)} clips of rank {rank} that were looked at came behind the step, no backward in between"],
+                help=IN_HOOKS if all(e["stepped_inside"] for e in late) else BETWEEN,
             )
 
 

@@ -40,8 +40,8 @@ from collections.abc import Iterable, Sequence
 
 from harness.checks.base import Check
 from harness.checks.syn import lone_steps, replicas
-from harness.model import Finding, Severity
-from harness.record import Event, Run
+from harness.model import Finding, Severity, Where
+from harness.record import Event, Run, where_of
 
 
 class StepWithoutSync(Check):
@@ -79,7 +79,7 @@ class StepWithoutSync(Check):
             f"{len(alone)} of {facts.num_ddp_steps} optimizer steps follow a backward inside no_sync(): their gradients were not averaged",
             where=replicas.first_where(run, "no_sync") or replicas.first_where(run, "sync_flag") or facts.grad_site(alone[0].number("opt")[0]),
             ranks=run.rank_ids,
-            notes=[f"first at step {alone[0].index}, after {row.num_backward if row else 0} backwards"],
+            notes=[f"first at step {alone[0].index}, after {row.num_backward if row else 0} backwards", *_entered(run, facts.grad_site(alone[0].number("opt")[0]))],
             help="leave no_sync() for the last micro-batch: `with nullcontext() if last else ddp.no_sync():`",
         )
 
@@ -109,7 +109,21 @@ class StepWithoutSync(Check):
             ranks=run.rank_ids,
             notes=[
                 f"the parameters agree after step {found.equal} and differ after step {found.parted}",
+                *_entered(run, facts.grad_site(found.opt)),
                 *([f"{len(found.lone)} such steps were seen, as {', '.join(map(str, found.lone[:4]))}"] if len(found.lone) > 1 else []),
             ],
             help="leave no_sync() for the last micro-batch of each window, the shorter one at the end of an epoch too",
         )
+
+
+def _entered(run: Run, backward: Where | None) -> list[str]:
+    """Where the loop enters no_sync() through a helper: there it says which micro-batch is the last."""
+    told = next((e for _, e in run.events("no_sync") if e.where is not None), None)
+    if told is None or told.where is None or backward is None or _in(told.where, backward):
+        return []
+    callers = [w for s in told["callers"] or () if (w := where_of(s)) is not None and _in(w, backward)]
+    return [f"entered at {callers[0].place}: `{callers[0].text}`"] if callers else []
+
+
+def _in(one: Where, other: Where) -> bool:
+    return (one.file, one.function) == (other.file, other.function)

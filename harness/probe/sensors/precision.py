@@ -3,7 +3,7 @@
 Event "clip" (first 200): site, norm, scaled (gradients were still multiplied by a scaler's factor), max_norm, accumulated
 (backwards since the gradients were zero; 0: not known), no_sync (of the last backward), nothing ("used up": an iterator that had
 been drawn to its end before; "empty": a collection without an element; "": it was given parameters, or that is not known), opt (the one optimizer
-that steps the first of them that one does; -1: none has so far, or that is not known).
+that steps the first of them that one does; -1: none has so far, or that is not known), stepped_inside (the step before came inside a backward).
 Event "unscaled" (first 24 steps): site, collectives, reduced (calls and reducing backwards
 since the last step: whether the gradients can have been averaged). Event "unscaled_grads" (first 8 steps, where no reducer answered the backward and nothing
 in the source sees to it that ranks agree on inf, see infguards.py): site, grad (digest of the gradients as this rank looked through them).
@@ -54,7 +54,7 @@ def _after_clip(result: Any, *args: Any, **kwargs: Any) -> None:
         "clip", sites.here(4), norm=norm, scaled=S.since.scale not in (0.0, 1.0) and not _unscaled, scale=S.since.scale,
         max_norm=float(limit) if isinstance(limit, (int, float)) else None, reduced=S.since.num_reduce, collectives=S.since.num_coll,
         accumulated=0 if S.light else backward.num_since_zero(), no_sync=S.since.last_no_sync, backwards=S.since.num_backward,
-        nothing=_nothing[0], opt=_owner[0],
+        nothing=_nothing[0], opt=_owner[0], **({"stepped_inside": True} if steps.inside[0] else {}),
     )  # fmt: skip
 
 

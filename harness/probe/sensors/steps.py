@@ -327,6 +327,7 @@ def write_row(
             rss, alloc, reserved,
         )  # fmt: skip
         S.recorder.row(packed, step)
+    inside[0] = S.in_backward > 0
     dark.close()
     if step == 0:
         S.recorder.phase("train")
@@ -338,6 +339,7 @@ def write_row(
 MACHINE_EVERY_S = 0.004  # how often memory and run queue are read at light steps: 5 us, more on a device; PRF102 looks for 5 ms a step
 _machine: list[Any] = [0.0, 0.0, 0, 0, 0]  # when they were read, run queue seconds, bytes: resident, CUDA allocated, CUDA reserved
 _last_probe = [0.0]
+inside = [False]  # the last step came inside a backward, from a hook
 
 
 _HYPER = ("lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening", "nesterov")

@@ -1,6 +1,6 @@
 """Which statements tell DDP not to synchronise. It reads that in its forward, not in the backward.
 
-Event "no_sync" (first time a statement enters it): index, site.
+Event "no_sync" (first time a statement enters it): index, site, callers (the lines that led there, innermost first).
 Event "sync_flag" (first time a statement sets require_backward_grad_sync itself): index, site, late (a forward of this DDP object had run since
 its last backward: that backward goes by what the forward found).
 """
@@ -23,7 +23,8 @@ def _note_no_sync(model: Any) -> None:
     site = sites.here(4)
     if site not in _contexts:
         _contexts.add(site)
-        S.recorder.event("no_sync", site, index=next((w.index for w in S.ddps if w.ref() is model), -1))
+        callers = [sites.as_json(s) for s in sites.stack(4, 4)[1:]]
+        S.recorder.event("no_sync", site, index=next((w.index for w in S.ddps if w.ref() is model), -1), callers=callers)
 
 
 def note_flag(wrapped: Any) -> None:

@@ -634,6 +634,19 @@ def test_a_stream_that_adds_rank_and_worker(num: int) -> None:
     silent(IterableNotSharded, by_workers([thin[:2], thin[1:]]))  # too few to be told apart
 
 
+def test_a_sum_that_numbers_the_readers_of_a_stream_without_end() -> None:
+    """The pass is left by the loop: its batches come from the workers in turn all the same."""
+    a, b, c = ([100 * k + (i * i) % 83 for i in range(20)] for k in range(1, 4))
+    found = said(IterableNotSharded, by_workers([[a, b], [b, c]], complete=False))
+    assert found.severity is Severity.ERROR and "20 samples of worker 0 of rank 1" in found.message and found.notes[0] == "4 readers have 3 different numbers"
+    unnamed = said(IterableNotSharded, by_workers([[a, b], [b, c]], summed=False, complete=False))  # no such sum stands in the source
+    assert unnamed.severity is Severity.WARNING and "rank * num_workers + worker.id" in unnamed.help
+    mixed = said(IterableNotSharded, by_workers([[a, b], [c, a]], summed=False, complete=False))
+    assert "shuffle with a generator" in mixed.help  # by no sum
+    odd = by_workers([[a[:18], b[:18]], [b[:18], c[:18]]], complete=False)
+    assert "overlap" in said(IterableNotSharded, odd).message  # a batch that is not whole: a worker may have come to its end
+
+
 def test_a_stride_that_forgets_the_workers() -> None:
     a, b, c, d = ([100 * k + (i * i) % 83 for i in range(24)] for k in range(1, 5))
     shifted = by_workers([[a, b], [[*a[1:], 901], [*b[1:], 902]]], summed=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from builder import event, findings, recording, row, run
+from builder import event, findings, recording, row, run, site
 
 from harness.checks.registry import all_checks
 from harness.model import Severity
@@ -65,3 +65,16 @@ def test_gradients_of_fsdp2_that_wait() -> None:
 
     assert severity(28) == Severity.ERROR
     assert severity(3) == Severity.WARNING
+
+
+def test_the_line_of_the_loop_that_enters_no_sync_through_a_helper() -> None:
+    backward = event("accumulation", site=site(96, "loss.backward()", func="train"), opt=0, sites=[], reduces=0)
+    for callers, noted in (([site(95, "with quiet(model, i):", func="train")], True), ([site(95, func="other")], False), ([], False)):
+        entered = event("no_sync", site=site(84, "return model.no_sync()", func="quiet"), index=0, callers=callers)
+        of = trained(range(40), (11, 23), extra=(backward,))
+        for one in of.present:
+            one.events = [entered if e.kind == "no_sync" else e for e in one.events]
+            one.__dict__.pop("_by_kind", None)
+        (found,) = findings(CHECKS["SYN102"], of)
+        assert ("entered at train.py:95: `with quiet(model, i):`" in found.notes) is noted
+        assert found.where is not None and found.where.line == 84

@@ -546,6 +546,15 @@ def test_gradients_that_are_clipped_behind_their_step() -> None:
     assert "the clip has no effect" in message
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_clip_behind_steps_that_hooks_take(inside: bool) -> None:
+    told = [event("clip", line=48, norm=1.0, max_norm=1.0, backwards=0, stepped_inside=inside, s=s) for s in (*range(1, 12), 40)]
+    made = two_ranks(each=lambda r, s: {"num_backward": 1, "flags": FLAG_CHANGED | FLAG_ZEROED}, extra=lambda r: told)
+    (found,) = findings(CHECKS["OPT129"], made)
+    assert ("by hooks: clip there" in found.help) is inside
+    assert found.notes == ("11 of the 11 clips of rank 0 that were looked at came behind the step, no backward in between",)
+
+
 def test_clips_that_have_an_effect() -> None:
     assert clips(backwards=1) == []
     assert clips(backwards=0, next_backwards=0) == []  # another optimizer stepped in between
