@@ -1,4 +1,4 @@
-"""OUT103 every-rank-writes-same-file: several ranks open one file for writing, or each makes a run folder of its own by its own clock.
+"""OUT103 every-rank-writes-output: several ranks open one file for writing, or each makes a run folder of its own by its own clock.
 
 What it does
     Compares the real paths that the ranks open for writing between two synchronisations, and the folders that they make at one statement.
@@ -39,7 +39,7 @@ Writer = tuple[int, Event]
 
 class EveryRankWritesSameFile(Check):
     code = "OUT103"
-    name = "every-rank-writes-same-file"
+    name = "every-rank-writes-output"
     severity = Severity.WARNING
 
     def end(self, run: Run) -> Iterable[Finding]:
