@@ -30,7 +30,7 @@ def told(monkeypatch: pytest.MonkeyPatch, edit: Callable[[Net], None], *, held: 
     found: list[str] = []
 
     def event(kind: str, *_: Any, **fields: Any) -> None:
-        found.append(" ".join([kind, *fields.get("moved", [])]))
+        found.append(" ".join([kind, *fields.get("moved", ()), *fields.get("names", ())]))
 
     net = Net().train(training)
     params = dict(net.named_parameters())
@@ -74,9 +74,10 @@ def average(net: Net) -> None:
 
 
 def test_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, merge) == ["frozen_state", "frozen_state base.weight", "frozen_used"]
+    assert told(monkeypatch, merge) == ["frozen_state", "frozen_state base.weight", "frozen_used base.weight"]
     assert told(monkeypatch, merge_and_take_out) == ["frozen_state", "frozen_state"]
     assert told(monkeypatch, average) == ["frozen_state", "frozen_state average.weight"]
+    assert told(monkeypatch, lambda net: (merge(net), average(net))[0])[1:] == ["frozen_state base.weight average.weight", "frozen_used base.weight"]
     assert told(monkeypatch, lambda net: None) == ["frozen_state"]
     assert told(monkeypatch, merge, training=False) == ["frozen_state", "frozen_state base.weight"]
     assert told(monkeypatch, merge, held=True) == []  # an optimizer's: the rows tell

@@ -117,14 +117,13 @@ class FrozenModuleDiffers(Check):
         )
 
     def _parted(self, parted: frozen_parts.Parted) -> Finding:
-        names = [str(n) for n in parted.event["moved"] or ()]
         who = blame.plural(list(parted.ranks)) if parted.kept else "each rank"
         return self.finding(
             f"frozen parameters of the wrapped model are equal on all ranks at first and differ from step {parted.step} on: {who} wrote to them",
-            where=parted.event.where or parted.wrap,
+            where=parted.where,
             ranks=parted.ranks,
             severity=None if parted.kept else Severity.ADVICE,
-            notes=[f"{parted.event['num_moved']} of {parted.event['num']} that were looked at moved, for example {replicas.listed(names)}", DDP_SENDS],
+            notes=[f"{len(parted.names)} of {parted.num}, for example {replicas.listed(parted.names)}", DDP_SENDS],
             help="write to frozen weights on every rank alike, or take the change out again before the next training forward",
         )
 

@@ -1,8 +1,8 @@
 """Frozen parameters inside a model that DDP wraps: it sent them to all ranks when it wrapped the model, and never again.
 
-Event "frozen_state" (at the first step of a wrap, and where they are others than at the last look; MAX_TOLD a wrap): index, digest, num, moved (names of
-those that are away from the first look by more than rounding, 5 at most), num_moved, site (where the source writes to such a one, as far as it tells).
-Event "frozen_used" (once a wrap, behind the first with `moved`): index; a forward of the wrapped model in train mode calls the module that holds one.
+Event "frozen_state" (at the first step of a wrap, and where they are others than at the last look; MAX_TOLD a wrap): index, digest, num, moved ({name: digest}
+of those that are away from the first look by more than rounding, of MAX_VALUES that are looked at so), site (where the source writes to such a one).
+Event "frozen_used" (behind one with `moved`): index, names; a forward of the wrapped model in train mode calls the modules that hold these.
 Looked at are one step in EVERY, later one in LATER, a microsecond a tensor; those that an optimizer holds are not: the rows tell of them.
 """
 
@@ -32,10 +32,11 @@ class Frozen:
     first: dict[int, Any] = field(default_factory=dict)  # position -> sampled values at the first look
     digest: int = 0
     told: int = 0
-    owners: set[int] = field(default_factory=set)  # ids of the modules that hold what has moved, while forwards are watched
+    owners: dict[int, set[str]] = field(default_factory=dict)  # id of a module that holds what has moved -> names, while forwards are watched
     waited: int = 0
     inside: bool = False
-    used: bool = False
+    called: set[str] = field(default_factory=set)
+    told_used: set[str] = field(default_factory=set)
 
 
 _open: list[Frozen] = []
@@ -62,7 +63,7 @@ def _look(one: Frozen, witness: Any) -> None:
     if not found or len(found) < len(one.refs) or one.wrapped.ref() is None or one.told >= MAX_TOLD or any(p.requires_grad for p in found):
         _open.remove(one)
         return
-    digest = digests.of_tensors(found)[0]
+    digest, each = digests.of_tensors(found)
     if digest == one.digest:
         return
     moved = [at for at, old in one.first.items() if _is_moved(old, _values(found[at]))]
@@ -70,11 +71,11 @@ def _look(one: Frozen, witness: Any) -> None:
         stride = -(-len(found) // MAX_VALUES)
         one.first = {at: _values(p) for at, p in enumerate(found) if at % stride == 0}
     one.digest, one.told = digest, one.told + 1
-    names = [one.names[at] for at in moved]
-    site = next((s for n in names[:1] for f in cuts.user_files()[: cuts.MAX_FILES] if (s := paramwrites.place(f, n)) is not None), None)
-    S.recorder.event("frozen_state", site, index=one.wrapped.index, digest=digest, num=len(found), moved=names[:5], num_moved=len(names))
-    if moved and not one.used:
-        _watch(one, {id(found[at]) for at in moved})
+    names = {one.names[at]: each[at] for at in moved}
+    site = next((s for n in list(names)[:1] for f in cuts.user_files()[: cuts.MAX_FILES] if (s := paramwrites.place(f, n)) is not None), None)
+    S.recorder.event("frozen_state", site, index=one.wrapped.index, digest=digest, num=len(found), moved=names)
+    if names.keys() - one.told_used:
+        _watch(one, {id(found[at]): one.names[at] for at in moved})
 
 
 def _take(one: Frozen) -> list[Any]:
@@ -104,13 +105,14 @@ def _is_moved(old: Any, now: Any) -> bool:
     return float((now - old).abs().max()) > most * torch.finfo(dtype).eps * ROUNDINGS.get(dtype.itemsize, 256)
 
 
-def _watch(one: Frozen, moved: set[int]) -> None:
+def _watch(one: Frozen, moved: dict[int, str]) -> None:
     import torch
 
     model = one.wrapped.ref()
     if model is None or S.compiling:
         return
-    one.owners = {id(m) for m in model.modules() if any(id(p) in moved for p in vars(m)["_parameters"].values())}
+    held = {id(m): {moved[id(p)] for p in vars(m)["_parameters"].values() if id(p) in moved} for m in model.modules()}
+    one.owners = {key: names for key, names in held.items() if names}
     one.waited, one.inside = 0, False
     if one not in _watched:
         _watched.append(one)
@@ -123,8 +125,8 @@ def _entered(module: Any, args: Any) -> None:
     for one in _watched:
         if one.wrapped.ref() is module:
             one.inside = module.training
-        elif one.inside and id(module) in one.owners:
-            one.used = True
+        elif one.inside and (names := one.owners.get(id(module))) is not None:
+            one.called |= names
 
 
 def _left(module: Any, args: Any, output: Any) -> None:
@@ -138,10 +140,11 @@ def _close(optimizer: Any) -> None:
     """Until the wrapped model was called, or another one's steps came in between."""
     for one in list(_watched):
         one.waited += 1
-        if one.used or one.waited >= MAX_WAITED:
+        if one.waited >= MAX_WAITED:
             _watched.remove(one)
-            if one.used:
-                S.recorder.event("frozen_used", index=one.wrapped.index)
+            if fresh := sorted(one.called - one.told_used):
+                one.told_used.update(fresh)
+                S.recorder.event("frozen_used", index=one.wrapped.index, names=fresh)
     if not _watched:
         modulehooks.remove(_hooks)
 

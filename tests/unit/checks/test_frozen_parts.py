@@ -11,13 +11,13 @@ from harness.record import Event
 from tests.unit.checks.builder import event, findings
 from tests.unit.checks.test_syn_sync import CHECKS, two_ranks
 
-Told = list[tuple[int, int, list[str]]]  # step, digest, moved
+Told = list[tuple[int, int, list[str]]]  # step, digest (of each too), moved
 BEGAN: Told = [(0, 5, [])]
 
 
 def state(told: Told, used: bool) -> list[Event]:
-    events = [event("frozen_state", line=27 if moved else None, s=s, index=0, digest=d, num=7, moved=moved, num_moved=len(moved)) for s, d, moved in told]
-    return [*events, *([event("frozen_used", s=told[-1][0] + 1, index=0)] if used else [])]
+    events = [event("frozen_state", line=27 if moved else None, s=s, index=0, digest=d, num=7, moved=dict.fromkeys(moved, d)) for s, d, moved in told]
+    return [*events, *([event("frozen_used", s=told[-1][0] + 1, index=0, names=["w"])] if used else [])]
 
 
 def severities(ranks: tuple[Told, Told], used: tuple[bool, bool] = (True, True), **wrap: Any) -> list[Severity]:
@@ -43,6 +43,7 @@ def test_every_rank_writes_its_own() -> None:
         (([*BEGAN, (32, 6, [])], BEGAN), (True, True)),  # by rounding
         (([*BEGAN, (32, 6, ["w"])], BEGAN), (False, True)),  # an average that the rank keeps inside the model
         (([*BEGAN, (32, 6, ["w"])], [*BEGAN, (32, 6, ["w"])]), (True, True)),  # alike
+        (([*BEGAN, (32, 6, ["average"])], BEGAN), (True, True)),  # and another is called
         (([(0, 4, []), (32, 6, ["w"])], BEGAN), (True, True)),  # personal from the start
         (([*BEGAN, (32, 6, ["w"]), (48, 5, [])], BEGAN), (True, True)),  # taken back
         (([*BEGAN, (32, 6, ["w"]), (48, 9, ["w"]), (64, 7, ["w"])], [*BEGAN, (48, 9, ["w"])]), (True, True)),  # sent in between
