@@ -15,7 +15,8 @@ Right
 
 Known limits
     Needs the number in a printed or logged line or a TensorBoard scalar. Shares that a sampler made equal are healthy here (but see
-    EVL101). So are training losses that are averaged after an evaluation, and what the same calls reduce at steps without one.
+    EVL101). So are training losses that are averaged after an evaluation, and what the same calls reduce at steps without one
+    (where they reduce twice at a step, of the training and of the evaluation, it is what each of them counted).
 """
 
 from __future__ import annotations

@@ -30,6 +30,24 @@ def test_the_same_calls_reduce_where_nothing_was_measured() -> None:
     silent(MeanOfUnequalMeans, averaged((0.42, 0.50), ways=(7, 7)))
 
 
+def phases(*, first: int = 2) -> Run:
+    """One statement, reached by one way: behind a training pass (up to step `first`), then behind an evaluation of unequal shares at step 2."""
+    own: list[list[Event]] = []
+    for rank in range(2):
+        events = [*trained(0, 2), reduced([0.31 + rank], [1.62], s=first), *measured(1, 2, rank=rank, num_samples=(12, 8)[rank])]
+        events.append(reduced([(0.42, 0.50)[rank]], [0.92], s=2))
+        for one in events:
+            if one.kind == "reduced":
+                one.data["way"] = 7  # type: ignore[index]
+        own.append(events + ([says("val accuracy 0.4600", s=2, y=6)] if rank == 0 else []))
+    return two(*own, rows=(losses(9, 9), losses(8, 8)))
+
+
+def test_a_loop_over_phases_reduces_what_each_counted() -> None:
+    said(MeanOfUnequalMeans, phases())
+    silent(MeanOfUnequalMeans, phases(first=1))  # a number that is logged every step
+
+
 @pytest.mark.parametrize(
     ("rows", "fires"),
     [
