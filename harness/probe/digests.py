@@ -188,10 +188,13 @@ def _made(tensor: Any) -> bytes | None:
 def any_sampled(tensor: Any) -> bool:
     """Whether a sampled element of a plain tensor is not zero."""
     found = bits(tensor) if tensor.is_cpu else None
-    if found is None:
-        return bool(sampled(tensor).any())
+    return bool(sampled(tensor).any()) if found is None else any_of(found, tensor.dtype)
+
+
+def any_of(found: bytes, dtype: Any) -> bool:
+    """Whether one of these elements, as `bits` reads them, is not zero."""
     value = int.from_bytes(found, "little")
-    width = _torch().floats.get(tensor.dtype)  # minus zero is zero
+    width = _torch().floats.get(dtype)  # minus zero is zero
     return bool(value & _unsigned(width, len(found)) if width is not None else value)
 
 

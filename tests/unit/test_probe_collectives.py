@@ -53,3 +53,16 @@ def test_the_status_page_holds_the_longest_name(recorder: Any, tmp_path: Path) -
     page = next(tmp_path.rglob("*.status")).read_bytes()
     status = protocol.parse_status(page)
     assert status is not None and status.op == longest
+
+
+@pytest.mark.parametrize(("values", "backwards", "wanted"), [
+    ([1.0, 2.0], 1, (True, None)), ([1.0, 2.0], 0, (False, None)), ([0.0, -0.0], 1, (False, True)), ([], 1, (False, None)),
+])  # fmt: skip
+def test_what_a_rank_puts_into_a_reduction_is_told_behind_a_backward(values: list[float], backwards: int, wanted: tuple[bool, Any]) -> None:
+    told = collectives._content(torch.tensor(values), backwards)
+    assert ("sent" in told, told.get("zero")) == wanted
+
+
+def test_equal_contents_have_equal_digests() -> None:
+    one, same, other = (collectives._content(torch.tensor([1.0, x]), 1)["sent"] for x in (2.0, 2.0, 3.0))
+    assert one == same != other

@@ -19,12 +19,14 @@ Right
         grad.copy_(synced)
 
 Known limits
-    Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards. A flat tensor may hold a few numbers beside
-    the gradients (a count, a loss), and buckets may carry them in parts, between the backward and the step. Where the gradients are no backward's
-    (`torch.func`), or others at the step than behind it (by more than a factor), on every rank, the reduced values are taken to be written and changed
-    afterwards: by one factor, where what the ranks' steps take are multiples of each other, else by noise or the like. Where the script also writes the
-    parameters between the steps, this is a warning, and advice where the reduction comes after the step: elastic averaging (EASGD) keeps the ranks apart
-    and reduces what moves their centre.
+    Averaging parameters from time to time (LocalSGD) is healthy and silent: parameters agree afterwards. So are ranks that part at some step, reduce
+    gradients of their own for a log, and average their parameters behind the last step (SWAP); where they do not average, or what goes in was not read
+    (on a device), gradients that part at some step are a warning: an error needs that all ranks go on putting in the same, reduced before.
+    A flat tensor may hold a few numbers beside the gradients (a count, a loss), and buckets may carry them in parts, between the backward and the
+    step. Where the gradients are no backward's (`torch.func`), or others at the step than behind it (by more than a factor), on every rank, the
+    reduced values are taken to be written and changed afterwards: by one factor, where what the ranks' steps take are multiples of each other, else
+    by noise or the like. Where the script also writes the parameters between the steps, this is a warning, and advice where the reduction comes after
+    the step: elastic averaging (EASGD) keeps the ranks apart and reduces what moves their centre.
 """
 
 from __future__ import annotations
@@ -72,7 +74,10 @@ class SyncHasNoEffect(Check):
             if regime.writes_parameters(run, opt):
                 yield self._beside_writes(run, carrying[0], seen, spent=bool(whole) and _behind_the_step(run, carrying, numels))
             elif start:
-                yield self._from_step(run, carrying[0], parting, start, kept=from_step.left_alone(run, opt, start))
+                stale = from_step.stale(run, carrying)
+                if not stale and from_step.averaged_at_the_end(run, numels):
+                    continue
+                yield self._from_step(run, carrying[0], parting, start, kept=from_step.left_alone(run, opt, start), stale=stale)
             elif factors := gradients.own_factors(run, opt):
                 yield self._own_factor(run, carrying[0], seen, factors)
             elif early := _too_early(run, [e for e in carrying if not whole or number(e["numel"]) >= sum(numels) or e["numel"] in numels]):
@@ -81,13 +86,15 @@ class SyncHasNoEffect(Check):
                 yield self._in_vain(run, carrying[0], seen, written=gradients.made_by_hand(run, opt))
             return
 
-    def _from_step(self, run: Run, call: Event, parting: replicas.Parting, start: int, *, kept: bool) -> Finding:
+    def _from_step(self, run: Run, call: Event, parting: replicas.Parting, start: int, *, kept: bool, stale: bool) -> Finding:
         return self.finding(
             f"the ranks' gradients agree up to step {start - 1} and at none of the {parting.num_grad} steps behind it, although {call['op']} goes on carrying "
-            "as many numbers: what is reduced are no longer the gradients that step() takes",
+            f"as many numbers: what is reduced {'are no longer the gradients that step() takes' if stale else 'does not come back into them'}",
             where=call.where,
             ranks=run.rank_ids,
+            severity=None if stale else Severity.WARNING,
             notes=[
+                *(["what goes in is the same on all ranks: it was reduced before"] if stale else []),
                 *(["since then each rank's gradient at the step is its own, as the backward left it"] if kept else []),
                 f"parameters differ after {parting.num_param} of {parting.steps} steps",
             ],

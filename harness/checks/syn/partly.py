@@ -21,6 +21,8 @@ Known limits
     group of ranks each, equal in the group from the start on, are healthy; where a reduction inside the backward carries an activation's
     gradient, the model may be split over the ranks: advice, and a warning where the script broadcast the parameters to all ranks before the first step
     and its forward gathers alone (a loss over the features of all ranks).
+    Where gradients begin to differ at some step and fewer reductions are made from it on, the script has stopped them: advice (heads of each rank's own).
+    Where as many go on and none of them carries what was reduced before, it is a warning.
     What the source leaves out by the name of its module (`"head" not in name` and a module `head`: private heads, normalisation of one's
     own) may be meant to be local and is advice; a module whose name merely holds the text (`multihead`) is not.
 """
@@ -37,6 +39,8 @@ from harness.checks.syn import from_step, gradients, made_equal, reduced_copies,
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Run
+
+OWN = "healthy where they are meant to be each rank's own from there on; else "
 
 
 class PartlySynced(Check):
@@ -85,6 +89,7 @@ class PartlySynced(Check):
                 )
                 return
             wrong = [n for n in wrong if n not in local]
+            doubt = _doubt(run, opt, parting, wrong) if lost else None
             split = _split(run)
             sent = split is not None and made_equal.broadcast(run, wrong) and made_equal.only_gathered(run)
             shown = _held_as(run, opt)
@@ -94,16 +99,25 @@ class PartlySynced(Check):
                 f"others are: {replicas.listed([shown.get(n, n) for n in wrong])}",
                 where=where or facts.grad_site(opt),
                 ranks=run.rank_ids,
-                severity=(Severity.WARNING if sent else Severity.ADVICE) if split is not None else None,
+                severity=(Severity.WARNING if sent else Severity.ADVICE) if split is not None else doubt,
                 notes=[
                     *(_of_a_split(split, sent) if split else []),
                     *([reduced_copies.NOTE] if copied else []),
                     *(["it is all that its optimizer holds: none of its gradients is synchronised before the step"] if alone else []),
                     f"parameters differ after {parting.num_param} of {parting.steps} steps",
                 ],
-                help=reduced_copies.HELP if copied else "synchronise the gradient of every trained parameter",
+                help=reduced_copies.HELP if copied else f"{OWN if doubt is Severity.ADVICE else ''}synchronise the gradient of every trained parameter",
             )
             return
+
+
+def _doubt(run: Run, opt: int, parting: replicas.Parting, lost: Sequence[str]) -> Severity | None:
+    """Of gradients that are not synchronised any more: whether the script means it (a head of each rank's own, from some epoch on)."""
+    start = parting.grad_step or 0
+    if not from_step.goes_on(run, opt, start):
+        return Severity.ADVICE
+    sure = from_step.without_gradients(run, opt, start, lost) or from_step.some_stale(run, opt, start, lost)
+    return None if sure else Severity.WARNING
 
 
 def _of_a_split(split: Where, sent: bool) -> list[str]:

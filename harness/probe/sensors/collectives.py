@@ -6,6 +6,7 @@ of messages), aliased (all results go into one tensor), hook (inside a communica
 the short strings among its variables as name='value': a loop over a dict of metrics calls every tensor alike), root (source or destination of a rooted
 one), inside (called by autograd: from a hook, or an autograd.Function's backward), graphed (the tensor has a graph, a loss before its backward;
 at the first call of a statement its stack [site...]), zero (what is reduced is zero, by samples),
+sent (of a reduction between a backward and its step, on the CPU: a digest of samples of what this rank puts in),
 replicated (the digest of a parameter that DDP keeps equal, before it is sent), buffer (the name of a wrapped model's own one), beside (it is
 a trained parameter that no DDP object covers).
 Event "coll_site" (once a call site): ways, loop: what decides whether, and how often, it is reached (see conditions.py); apart: each turn of the
@@ -20,6 +21,7 @@ import sys
 import time
 import weakref
 from typing import Any
+from zlib import crc32
 
 from .. import conditions, digests, entries, failures, flatshards, generators, predivided, protocol, replicated, sites, turns, variables
 from ..patching import quiet, wrap
@@ -76,7 +78,7 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         **({"root": root} if op in ROOT and (root := _root(op, args, kwargs)) is not None else {}),
         **({"inside": True} if S.in_backward else {}),
         **({"graphed": _stack_of(site)} if graphed else {}),
-        **({"zero": True} if op in REDUCTIONS and _is_zero(tensor) else {}),
+        **(_content(tensor, since.num_backward) if op in REDUCTIONS else {}),
         **(_held(tensor) if op in ("broadcast", "all_reduce") and _is_called_by_user() else {}),
     )
     if site not in _told and len(_told) < MAX_SITES and not S.in_hook:
@@ -97,9 +99,14 @@ def _describe(op: str, args: Any, kwargs: Any, site: sites.Site) -> None:
         loop.collectives += 1
 
 
-def _is_zero(tensor: Any) -> bool:
+def _content(tensor: Any, graded: int) -> dict[str, Any]:
     """Of a plain tensor on the CPU; about 4 us."""
-    return tensor is not None and tensor.is_cpu and tensor.is_floating_point() and digests.plain(tensor) and not digests.any_sampled(tensor)
+    if tensor is None or not tensor.is_cpu or not tensor.is_floating_point() or not digests.plain(tensor):
+        return {}
+    found = digests.bits(tensor)
+    if not (digests.any_sampled(tensor) if found is None else digests.any_of(found, tensor.dtype)):
+        return {"zero": True}
+    return {"sent": crc32(found)} if found and graded else {}
 
 
 def _caller() -> str:
