@@ -18,8 +18,11 @@ SITE = ("/home/u/train.py", 9, "main")
 
 
 class Distiller(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
-    def __init__(self, grad: bool) -> None:
+    """Or, with `behind`, a head that is trained on what the frozen part gives out."""
+
+    def __init__(self, grad: bool, behind: bool) -> None:
         super().__init__()
+        self.behind = behind
         self.teacher = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.3))
         self.student = torch.nn.Linear(4, 4)
         self.grad = grad
@@ -27,7 +30,7 @@ class Distiller(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ign
     def forward(self, x: Any) -> Any:
         with torch.set_grad_enabled(self.grad):
             soft = self.teacher(x)
-        return (self.student(x) - soft).square().mean()
+        return self.student(soft).square().mean() if self.behind else (self.student(x) - soft).square().mean()
 
 
 def switch(module: Any, mode: bool) -> None:
@@ -35,16 +38,18 @@ def switch(module: Any, mode: bool) -> None:
     module.train(mode)
 
 
-def told(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Any], None], *, grad: bool = False, again: bool = False) -> list[dict[str, Any]]:
+def told(
+    monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Any], None], *, grad: bool = False, again: bool = False, behind: bool = False
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     recorder = SimpleNamespace(event=lambda kind, site, **fields: found.append(fields), disabled=False, errors=0)
     for name, value in (("recorder", recorder), ("compiling", False), ("steps", 0)):
         monkeypatch.setattr(S, name, value)
     monkeypatch.setattr(thawed, "_parts", {})
-    for name, value in (("_seen", {}), ("_called", {}), ("_hooks", [])):
+    for name, value in (("_seen", {}), ("_called", {}), ("_given", {}), ("_trained", []), ("_hooks", [])):
         monkeypatch.setattr(noisyparts, name, value)
     monkeypatch.setattr(sites, "as_json", lambda site: None)
-    model = Distiller(grad)
+    model = Distiller(grad, behind)
     prepare(model)
     optimizer = torch.optim.SGD(model.student.parameters(), lr=0.1)
     witness = SimpleNamespace(roots=[weakref.ref(model)])
@@ -60,7 +65,7 @@ def told(monkeypatch: pytest.MonkeyPatch, prepare: Callable[[Any], None], *, gra
             thawed._at_step(optimizer, witness, None)
             noisyparts._at_step(optimizer, witness, None)
     noisyparts._close(optimizer)
-    assert not noisyparts._hooks
+    assert not noisyparts._hooks and not noisyparts._trained
     return found
 
 
@@ -71,9 +76,11 @@ def frozen_first(model: Any) -> None:
 
 def test_what_a_frozen_part_gives_out_is_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     (teacher,) = told(monkeypatch, frozen_first)
-    assert (teacher["drops"], teacher["steps"], teacher["frozen"], teacher["grad"]) == (1, 4, True, False)
+    assert (teacher["drops"], teacher["steps"], teacher["frozen"], teacher["grad"], teacher["beside"]) == (1, 4, True, False, True)
     (backbone,) = told(monkeypatch, frozen_first, grad=True)
     assert backbone["grad"]
+    (features,) = told(monkeypatch, frozen_first, behind=True)
+    assert (features["grad"], features["beside"]) == (False, False)
 
 
 def evaluated(model: Any) -> None:

@@ -3,8 +3,8 @@
 What it does
     Follows parts of a trained model that the script freezes and puts into eval mode. Where a train() of a module around such a part puts it
     back, and running statistics of its BatchNorm layers, whose parameters are frozen, then move in training steps, that is a warning at this
-    train(). So it is where the part is frozen as a whole and its dropout layers are called in train mode without gradients (a teacher's targets);
-    with gradients on (features of a backbone) it is advice.
+    train(). So it is where the part is frozen as a whole and its dropout layers are called in train mode without gradients on the
+    inputs that a trained layer gets too (a teacher's targets); else (features of a backbone) it is advice.
 
 Why it is bad
     `requires_grad = False` does not hold a BatchNorm's running mean and variance: they drift with every batch, and the frozen part is no longer
@@ -25,6 +25,7 @@ Known limits
     Silent where the script never put the part into eval mode by itself (a mean teacher may stay in train mode on purpose), where it was evaluated then (a
     validation), and where no parameters of the layers are frozen. Dropout that is no layer (F.dropout, the dropout of nn.LSTM) is not seen. Advice where the
     part was frozen after its eval(), which another function called than the train(): that one may have been meant for something else.
+    A teacher whose student gets other views of the data is told as advice.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class FrozenNormMoves(Check):
         if moves:
             yield self._told(moves, f"the running statistics of {moves[0][1]['norms']} BatchNorm layers move", "the statistics moved", Severity.WARNING)
             return
-        noise = sorted(run.events("frozen_noise"), key=lambda one: (not one[1]["frozen"], bool(one[1]["grad"])))
+        noise = sorted(run.events("frozen_noise"), key=lambda one: (not one[1]["frozen"], not _gives_targets(one[1])))
         if noise:
             first = noise[0][1]
             gives = "what it gives to the rest" if first["grad"] else "what it gives out, without gradients,"
             what = f"dropout is on in {first['drops']} of its layers, and {gives} is another for the same sample each time"
-            yield self._told(noise, what, "they were called", Severity.ADVICE if first["grad"] else Severity.WARNING)
+            yield self._told(noise, what, "they were called", Severity.WARNING if _gives_targets(first) else Severity.ADVICE)
 
     def _told(self, found: Sequence[tuple[int, Event]], what: str, happened: str, severity: Severity) -> Finding:
         first = found[0][1]
@@ -67,3 +68,8 @@ class FrozenNormMoves(Check):
             help="call eval() of the frozen part after every train() of the model, or override train() in the model",
             severity=severity if first["frozen"] else Severity.ADVICE,
         )
+
+
+def _gives_targets(noise: Event) -> bool:
+    """It stands beside what is trained and not in front of it."""
+    return bool(noise["beside"]) and not noise["grad"]

@@ -1094,12 +1094,13 @@ def test_frozen_statistics_that_an_outer_train_sets_moving() -> None:
 
 
 def test_dropout_of_a_frozen_part() -> None:
-    def severities(frozen: bool, grad: bool) -> list[Severity]:
-        told = event("frozen_noise", line=29, train=site(50), module="Sequential", drops=1, steps=4, frozen=frozen, grad=grad)
+    def severities(frozen: bool, grad: bool, beside: bool = True) -> list[Severity]:
+        told = event("frozen_noise", line=29, train=site(50), module="Sequential", drops=1, steps=4, frozen=frozen, grad=grad, beside=beside)
         return [f.severity for f in builder.findings(FrozenNormMoves, builder.run([recording([event("mode", line=29, training=False), told])]))]
 
     assert severities(True, False) == [Severity.WARNING]
     assert severities(False, False) == severities(True, True) == [Severity.ADVICE]
+    assert severities(True, False, beside=False) == [Severity.ADVICE]  # features: nothing that is trained gets its inputs
 
 
 def test_averaged_weights_with_blank_statistics() -> None:
