@@ -30,11 +30,11 @@ def test_the_same_calls_reduce_where_nothing_was_measured() -> None:
     silent(MeanOfUnequalMeans, averaged((0.42, 0.50), ways=(7, 7)))
 
 
-def phases(*, first: int = 2) -> Run:
-    """One statement, reached by one way: behind a training pass (up to step `first`), then behind an evaluation of unequal shares at step 2."""
+def phases(*firsts: int) -> Run:
+    """One statement, reached by one way: in training (at the steps `firsts`), then behind an evaluation of unequal shares at step 2."""
     own: list[list[Event]] = []
     for rank in range(2):
-        events = [*trained(0, 2), reduced([0.31 + rank], [1.62], s=first), *measured(1, 2, rank=rank, num_samples=(12, 8)[rank])]
+        events = [*trained(0, 2), *(reduced([0.31 + rank], [1.62], s=s) for s in firsts), *measured(1, 2, rank=rank, num_samples=(12, 8)[rank])]
         events.append(reduced([(0.42, 0.50)[rank]], [0.92], s=2))
         for one in events:
             if one.kind == "reduced":
@@ -44,8 +44,10 @@ def phases(*, first: int = 2) -> Run:
 
 
 def test_a_loop_over_phases_reduces_what_each_counted() -> None:
-    said(MeanOfUnequalMeans, phases())
-    silent(MeanOfUnequalMeans, phases(first=1))  # a number that is logged every step
+    said(MeanOfUnequalMeans, phases(2))
+    said(MeanOfUnequalMeans, phases(1, 2))  # an evaluation every second time
+    silent(MeanOfUnequalMeans, phases(1))  # a number that is logged every step
+    silent(MeanOfUnequalMeans, phases(1, 1, 2))  # two of them, with the evaluation between
 
 
 @pytest.mark.parametrize(
