@@ -9,8 +9,8 @@ from functools import cache
 from . import sites, syntax
 from .nonlinear import RANKS
 
-ON_LEAVES = ("register_hook", "register_post_accumulate_grad_hook")
-HOOKS = ("register_full_backward_hook", "register_full_backward_pre_hook", "register_multi_grad_hook", "register_prehook")
+ON_LEAVES = ("register_post_accumulate_grad_hook",)  # register_hook may be on an activation
+HOOKS = ("register_hook", "register_full_backward_hook", "register_full_backward_pre_hook", "register_multi_grad_hook", "register_prehook")
 
 
 @cache

@@ -113,16 +113,6 @@ def has_function(loss: Any) -> bool:
     return any(hasattr(type(node), "_forward_cls") for node in _near(loss))
 
 
-def has_own_part(loss: Any) -> bool:
-    """Whether something that is put together from a part with a gradient and others without one stands near the root: what the ranks gathered, with the
-    rank's own put back."""
-    for node in _near(loss):
-        name, inputs = type(node).__name__, [n is not None for n, _ in node.next_functions]
-        if name in ("CatBackward0", "StackBackward0", "CopySlices") and any(inputs) and not all(inputs):
-            return True
-    return False
-
-
 def _near(loss: Any) -> Iterator[Any]:
     """The nodes nearest to the root first, a bounded number."""
     todo, seen = [loss.grad_fn], set[Any]()

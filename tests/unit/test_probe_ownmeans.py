@@ -12,7 +12,7 @@ from harness.probe import ownmeans, roots
 
 ROWS, CLASSES = 8, 4
 net = torch.nn.Linear(3, CLASSES)
-x, y = torch.randn(ROWS, 3), torch.randint(0, CLASSES, (ROWS,))
+x, y = torch.randn(ROWS, 3), torch.arange(ROWS) % CLASSES
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -24,7 +24,11 @@ Make = Callable[[torch.Tensor], torch.Tensor]
         (lambda o: F.cross_entropy(o, y) / 4, [(1, 1 / 4, True, (ROWS,))]),
         (lambda o: F.cross_entropy(o, y, label_smoothing=0.1) / 4, [(1, 1 / 4, True, (ROWS,))]),
         (lambda o: F.kl_div(o.log_softmax(1), o.detach().softmax(1), reduction="batchmean"), [(1, 1 / ROWS, False, (ROWS, CLASSES))]),
-        (lambda o: F.cross_entropy(o, y, reduction="none").mul(0.5).sum(), [(1, 1, False, (ROWS,))]),  # what is under the sum is not looked at
+        (lambda o: F.cross_entropy(o, y, reduction="none").mul(0.5).sum(), [(1, 0.5, False, (ROWS,))]),
+        (lambda o: (o.pow(2).mean(1) / 2).sum() / ROWS, [(1, 0.5 / ROWS, False, (ROWS,))]),
+        (lambda o: (F.cross_entropy(o, y, reduction="none") * torch.arange(ROWS)).sum() / ROWS, []),  # weights, or a mask: another count
+        (lambda o: F.cross_entropy(o, torch.where(y == 0, -100, y), reduction="sum") / ROWS, []),  # some are left out
+        (lambda o: F.cross_entropy(o, y, weight=torch.arange(CLASSES) + 0.5, reduction="sum") / ROWS, []),
         (lambda o: F.cross_entropy(o, y) - 0.1 * o.pow(2).mean(), [(1, 1, True, (ROWS,)), (1, 0.1, True, (ROWS, CLASSES))]),
         (lambda o: (F.cross_entropy(o, y) + 2 * o.mean()) / 2, [(0.5, 1, True, (ROWS,)), (0.5, 2, True, (ROWS, CLASSES))]),
         (lambda o: sum([0.3 * F.cross_entropy(o, y), 0.7 * F.cross_entropy(o, y)]), [(1, 0.3, True, (ROWS,)), (1, 0.7, True, (ROWS,))]),

@@ -62,23 +62,3 @@ def test_the_count_that_every_term_is_divided_by(make: Any, told: Any) -> None:
     weight = torch.ones(3, requires_grad=True)
     a, b = (weight * 2).sum(), (weight * 4).sum()
     assert roots.divisor_of(make(a, b, torch.tensor(5.0).clamp(min=12))) == told
-
-
-def put_back(buffer: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    buffer[ROWS:] = own
-    return buffer
-
-
-@pytest.mark.parametrize(
-    ("features", "told"),
-    [
-        (lambda own: torch.cat([torch.zeros(ROWS, 2), own]), True),
-        (lambda own: torch.stack([own, torch.zeros(ROWS, 2)]).flatten(0, 1), True),
-        (lambda own: put_back(torch.zeros(2 * ROWS, 2), own), True),
-        (lambda own: torch.cat([own, own * 2]), False),
-        (lambda own: own, False),
-    ],
-)
-def test_parts_of_which_one_has_a_gradient(features: Any, told: bool) -> None:
-    all_of_them = features(net(x))
-    assert roots.has_own_part(F.cross_entropy(all_of_them @ all_of_them.t(), torch.arange(len(all_of_them)))) is told

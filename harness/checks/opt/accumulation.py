@@ -48,7 +48,7 @@ class AccumulationUnscaled(Check):
             raise NotApplicable("every backward of a step takes all its samples: several losses of one batch")
         where = where_of(many[0][3])
         own = [e for e in losses if e.where and where and (e.where.file, e.where.line) == (where.file, where.line)]
-        plain = [e for e in own if own_means.is_plain(run, e)]
+        plain = [e for e in own if own_means.is_plain(run, e, whole=True)]
         if not plain or any(e["scaled"] and e not in plain for e in own):
             return
         if gradients.rescaled(run) and not gradients.averaged(run):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from harness.probe import protocol
 from harness.record import Event, Run
 
 TINY = 1e-7
+REDUCTIONS = {"all_reduce", "reduce", *protocol.REDUCE_SCATTER_INTO}
 
 
 def _columns(run: Run) -> Iterator[list[Event]]:
@@ -42,9 +44,9 @@ def ratios(run: Run) -> list[tuple[int, int, float]]:
     out where nobody saw what was before.
     """
     found: list[tuple[int, int, float]] = []
-    begun, wrapped = _begun_inside(run), any(True for _ in run.events("wrap"))
+    begun, by_hooks = _begun_inside(run), _reduced_by_hooks(run)
     for events in _columns(run):
-        hooked = not wrapped and all(e["hooked"] for e in events)
+        hooked = events[0].step in by_hooks and all(e["hooked"] for e in events)
         if events[0].step in begun and not hooked and not all(e["own"] for e in events):
             continue
         own, scale = _own(events, hooked), _scale(run, events[0])
@@ -66,6 +68,14 @@ def _begun_inside(run: Run) -> set[int]:
     """Steps in which hooks of the script's own began to reduce gradients inside the backward: what they did to them before is not known behind it, nor
     whether an asynchronous reduction was over by then."""
     return {e.step for _, e in run.events("coll") if e["grad"] and e["inside"] and not e["hook"]}
+
+
+def _reduced_by_hooks(run: Run) -> set[int]:
+    """Steps at which something was reduced inside the backward, by no DDP: what hooks on parameters were given is the ranks' own there. Other hooks
+    change gradients, and reduce nothing."""
+    if any(True for _ in run.events("wrap")):
+        return set()
+    return {e.step for _, e in run.events("coll") if e["inside"] and not e["hook"] and e["op"] in REDUCTIONS}
 
 
 def _scale(run: Run, event: Event) -> float:
@@ -118,10 +128,12 @@ def own_factors(run: Run, opt: int) -> list[tuple[float, ...]]:
     """A step each: what each rank's gradients are of the first rank's before a clip, one number for all that was sampled, although what the backwards left
     are no multiples of each other. Empty where a step is otherwise, or where they are the same."""
     found: list[tuple[float, ...]] = []
+    by_hooks = _reduced_by_hooks(run)
     for events in _columns(run):
         if int(events[0]["opt"] or 0) != opt:
             continue
-        tables = [[_flat(values, _synced(events[0])) for values in side] for side in ([_synced(e) for e in events], _own(events, all(e["hooked"] for e in events)))]
+        own_of = _own(events, events[0].step in by_hooks and all(e["hooked"] for e in events))
+        tables = [[_flat(values, _synced(events[0])) for values in side] for side in ([_synced(e) for e in events], own_of)]
         if any(v is None for table in tables for v in table) or sum(map(bool, tables[0][0] or ())) < LEAST_VALUES:
             return []
         synced, own = ([_factor(table[0] or [], values or []) for values in table] for table in tables)

@@ -19,8 +19,8 @@ Right
 Known limits
     A loss that bears a factor (divided by the world size, or by the global batch) is not judged, unless the factor makes it the mean over the
     rank's own samples (`mse_loss(..., reduction="sum") / len(x)`) or over a step's micro-batches, if these are not as many as the ranks. One divided
-    by a count of tokens that the batch's shape does not tell is not judged. Nor is a model of which a part is one rank's own, nor a loss over what the
-    ranks gathered with each its own part put back: there the sum is the gradient. Sees the first six steps; under a communication hook every 16th as
+    by a count of tokens that the batch's shape does not tell is not judged. Nor is a model of which a part is one rank's own, nor one whose forward
+    takes features or statistics of other ranks, each rank differentiating its own part: there the sum is the gradient. Sees the first six steps; under a communication hook every 16th as
     well, up to about the thousandth.
 """
 
@@ -35,6 +35,10 @@ from harness.probe import protocol
 from harness.record import Run, number
 
 
+JOINING = {"all_reduce", "all_gather", *protocol.GATHER_INTO}
+NUM_JOINED, MIN_SHARED = 5, 16  # steps; numbers, above what is reduced to be shown
+
+
 class GradientSum(Check):
     code = "SYN124"
     name = "gradient-sum-not-averaged"
@@ -43,13 +47,13 @@ class GradientSum(Check):
     def end(self, run: Run) -> Iterable[Finding]:
         replicas.require(run)
         losses = [e for _, e in run.events("loss")]
-        if losses and all((e["scaled"] or e["reduction"] == "sum") and not own_means.bears_no_division(run, e) for e in losses):
+        if losses and all(own_means.may_divide(run, e) for e in losses):
             raise NotApplicable("the loss bears a factor of its own, which may stand for the division")
         ratios = gradients.ratios(run)
         if not ratios:
             raise NotApplicable("gradients are not synced by hand or by a communication hook, or not seen before the sync")
-        if any(e["part"] for e in losses):
-            raise NotApplicable("the loss is over what all ranks gathered and each differentiates its own part: their sum is the gradient")
+        if _joins_ranks(run):
+            raise NotApplicable("the forward takes what other ranks have computed: each rank may differentiate its own part of one loss")
         hook = gradients.by_hook(run)
         for opt in sorted({o for o, _, _ in ratios}):
             seen = [(step, ratio) for o, step, ratio in ratios if o == opt]
@@ -76,6 +80,18 @@ class GradientSum(Check):
             ],
             help=f"divide by the number of ranks, {run.world_size} here: {where}",
         )
+
+
+def _joins_ranks(run: Run) -> bool:
+    """Whether as much as features or their statistics comes from other ranks before the backward, at most of the first steps; not the first, before which
+    parameters are made equal."""
+    steps = {
+        e.step
+        for _, e in run.events("coll")
+        if e["op"] in JOINING and 1 <= e.step <= NUM_JOINED and number(e["numel"]) >= MIN_SHARED and "float" in str(e["dtype"])
+        and not (e["graded"] or e["grad"] or e["inside"] or e["hook"])
+    }  # fmt: skip
+    return len(steps) > NUM_JOINED // 2
 
 
 def _summed_since(ratios: list[tuple[int, float]], near: float) -> int | None:

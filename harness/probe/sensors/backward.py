@@ -3,8 +3,7 @@ hand-written sync.
 
 Event "loss" (first time a call site is seen, and when its shape changes): site, root (names of the last operations), reduction ("mean" |
 "sum" | "none" | ""), scaled (a scalar factor or quotient at the root), terms (of a scaled one, see ownmeans.py), numel, scaler, rows,
-made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss), part (it is put together from a part
-with a gradient and others without: each rank differentiates its own).
+made (the statement that made the loss), joined (a collective was given a tensor of this graph: the ranks share the loss).
 Event "accumulation" (first 24 steps, and 16 later ones of another number of backwards): sites: [[site, backwards since the gradients were zero]],
 opt, reduces, no_sync, dropped (see thrown.py).
 Event "gradients" (first 6 steps, more under a communication hook): site (of the step), opt, names {position: name}, own (values before DDP's communication hook,
@@ -59,7 +58,6 @@ def _describe(loss: Any, site: sites.Site) -> None:
             scaler=from_scaler is not None,
             rows=S.batch_rows,
             joined=S.since.joined or (S.since.num_coll > 0 and roots.has_function(loss)),
-            part=S.since.num_coll > 0 and roots.has_own_part(loss),
             made=sites.as_json(sources.loss_made_at(site[0], site[1]) or sites.UNKNOWN),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,16 +25,17 @@ def loss(*terms: tuple[float, float, bool, tuple[int, ...]], **fields: Any) -> E
     return event("loss", line=30, **({"scaled": True, "reduction": "sum", "rows": ROWS, "joined": False, "terms": told} | fields))
 
 
-def run_of(one: Event, backwards: int = 1, synced: float = 1.0, **more: Any) -> Run:
+def run_of(one: Event, backwards: int | tuple[int, ...] = 1, synced: float = 1.0, more: Sequence[Event] = ()) -> Run:
     """Gradients that are summed by hand (times `synced`), after so many backwards a step."""
 
     def extra(rank: int) -> list[Event]:
         gradients = [
-            event("gradients", s=s, opt=0, local={"0": [1.0 + rank, 2.0]}, at_step={"0": [3.0 * synced, 4.0 * synced]}, **more) for s in range(3)
+            event("gradients", s=s, opt=0, local={"0": [1.0 + rank, 2.0]}, at_step={"0": [3.0 * synced, 4.0 * synced]}) for s in range(3)
         ]
-        steps = [event("accumulation", line=40, opt=0, s=s, sites=[[SITE, backwards]]) for s in range(6)]
+        counts = backwards if isinstance(backwards, tuple) else (backwards,) * 6
+        steps = [event("accumulation", line=40, opt=0, s=s, sites=[[SITE, n]]) for s, n in enumerate(counts)]
         calls = [event("coll", line=38, op="all_reduce", numel=n, n=n, s=0, dtype="float32", grad=False, world=True, names=[]) for n in (1, 40)]
-        return [*gradients, *steps, *calls, one]
+        return [*gradients, *steps, *calls, *more, one]
 
     return two_ranks(ddp=False, extra=extra)
 
@@ -74,6 +76,9 @@ def test_a_mean_over_the_ranks_own_samples_bears_no_division(one: Event, backwar
         (loss((1.0, 1.0, True, (2 * ROWS,))), 1),  # over what was gathered from both ranks
         (loss((1.0, 1.0, True, (5,)), (1.0, 0.5, True, (ROWS,))), 1),  # of the weights, beside one by the number of ranks
         (loss(OWN, joined=True), 1),
+        (loss((1.0, 1 / 32, False, (8, 4)), rows=8), (4, 4, 4, 4, 4, 1)),  # by the batch of all micro-batches, or its elements; the last window is short
+        (loss((1.0, 1 / 32, False, (32, 16)), rows=0), 1),  # which is the batch: 32, or 16 on each of two ranks
+        (loss((1.0, 0.5, True, (ROWS,)), scaled=False, reduction="mean"), 1),  # each sample by the number of ranks
         (loss((1.0, 1 / 301, False, (ROWS,))), 1),  # by a count of tokens
         (loss(), 1),
         (loss(terms="forged"), 1),
@@ -100,14 +105,23 @@ def test_a_model_in_parts_may_mean_the_sum(alone: bool) -> None:
     assert findings(GradientSum, two_ranks(ddp=False, extra=lambda rank: in_parts(rank, alone=alone))) == []
 
 
-def test_a_loss_over_gathered_parts_means_the_sum() -> None:
-    assert findings(GradientSum, run_of(loss(scaled=False, reduction="mean", part=True))) == []
-    assert findings(GradientSum, run_of(loss(scaled=False, reduction="mean", part=False)))
+@pytest.mark.parametrize(("changed", "num"), [({}, 0), ({"numel": 2}, 1), ({"graded": 1}, 1), ({"op": "broadcast"}, 1), ({"dtype": "int64"}, 1)])
+def test_a_forward_that_takes_features_of_other_ranks_means_the_sum(changed: dict[str, Any], num: int) -> None:
+    call = {"op": "all_gather", "numel": 256, "dtype": "float32", "grad": False, "world": True, "names": []} | changed
+    gathers = [event("coll", line=22, n=s, s=s, **call) for s in range(6)]
+    assert len(findings(GradientSum, run_of(loss(scaled=False, reduction="mean"), more=gathers))) == num
 
 
 def test_without_a_factor_a_mean_is_one() -> None:
     run = run_of(loss())
     assert is_plain(run, loss(scaled=False, reduction="mean")) and not is_plain(run, loss(scaled=False, reduction="sum"))
+
+
+def test_a_sum_over_a_part_of_each_sample_may_be_meant_to_add_up() -> None:
+    by_chunks_of_time = loss((1.0, 1 / ROWS, False, (ROWS, 5)))
+    run = run_of(by_chunks_of_time, 3, synced=0.5)
+    assert is_plain(run, by_chunks_of_time) and not is_plain(run, by_chunks_of_time, whole=True)
+    assert findings(AccumulationUnscaled, run) == []
 
 
 @pytest.mark.parametrize(("one", "num"), [(loss(OWN), 1), (loss((1.0, 1 / (4 * ROWS), False, (ROWS, CLASSES))), 0), (loss((1.0, 0.25, True, (ROWS,))), 0)])
@@ -136,6 +150,16 @@ BY_RANKS = [
 
 def test_a_sum_that_hooks_leave_is_found() -> None:
     assert [(f.code, f.where and f.where.line) for f in findings(GradientSum, hooked(1.0, MEAN))] == [("SYN124", 20)]
+
+
+def test_hooks_that_reduce_nothing_are_no_sum() -> None:
+    """One parameter's gradient is doubled by its hook; all are averaged behind the backward."""
+
+    def extra(rank: int) -> list[Event]:
+        own = {"0": [2.0 + 2 * rank, 4.0]}
+        return [*(event("gradients", s=s, opt=0, local=own, at_step={"0": [3.0, 4.0]}, hooked={"0": [1.0 + rank, 2.0]}) for s in range(3)), MEAN]
+
+    assert findings(GradientSum, two_ranks(ddp=False, extra=extra)) == []
 
 
 def test_an_average_that_hooks_leave_is_none() -> None:
