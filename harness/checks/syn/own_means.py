@@ -48,7 +48,9 @@ def may_divide(run: Run, loss: Event) -> bool:
 def _terms(loss: Event) -> Iterator[Term]:
     """Recordings may be forged."""
     for term in loss["terms"] if isinstance(loss["terms"], list) else ():
-        if isinstance(term, list) and len(term) == 4 and all(isinstance(v, (int, float)) for v in term[:2]) and isinstance(term[3], list) and 0 < len(term[3]) <= MAX_DIMS:
+        if not (isinstance(term, list) and len(term) == 4 and isinstance(term[3], list) and 0 < len(term[3]) <= MAX_DIMS):
+            continue
+        if all(isinstance(v, (int, float)) for v in term[:2]):
             yield Term(float(term[0]), float(term[1]), term[2] is True, tuple(number(n) for n in term[3]))
 
 

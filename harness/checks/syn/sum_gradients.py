@@ -19,9 +19,10 @@ Right
 Known limits
     A loss that bears a factor (divided by the world size, or by the global batch) is not judged, unless the factor makes it the mean over the
     rank's own samples (`mse_loss(..., reduction="sum") / len(x)`) or over a step's micro-batches, if these are not as many as the ranks. One divided
-    by a count of tokens that the batch's shape does not tell is not judged. Nor is a model of which a part is one rank's own, nor one whose forward
-    takes features or statistics of other ranks, each rank differentiating its own part: there the sum is the gradient. Sees the first six steps; under a communication hook every 16th as
-    well, up to about the thousandth.
+    by a count of tokens that the batch's shape does not tell is not judged, nor one whose samples are masked or weighed before they are summed. Nor is
+    a model of which a part is one rank's own, nor one whose forward takes features or statistics (of 16 numbers at least) of other ranks, each rank
+    differentiating its own part: there the sum is the gradient. Nor are parts of a flat gradient that another parameter object takes (ZeRO by hand).
+    Sees the first six steps; under a communication hook every 16th as well, up to about the thousandth.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ from harness.checks.syn import gradients, own_means, replicas
 from harness.model import Finding, Severity, Where
 from harness.probe import protocol
 from harness.record import Run, number
-
 
 JOINING = {"all_reduce", "all_gather", *protocol.GATHER_INTO}
 NUM_JOINED, MIN_SHARED = 5, 16  # steps; numbers, above what is reduced to be shown
