@@ -37,7 +37,7 @@ from harness.record import Event, Run
 Writer = tuple[int, Event]
 
 
-class EveryRankWritesSameFile(Check):
+class EveryRankWritesOutput(Check):
     code = "OUT103"
     name = "every-rank-writes-output"
     severity = Severity.WARNING

@@ -14,14 +14,14 @@ from harness.checks.out.cleared import FolderClearedBySeveralRanks
 from harness.checks.out.every_rank_prints import EveryRankPrints
 from harness.checks.out.local_loss import PrintsLocalLoss
 from harness.checks.out.rank_as_text import RankAsText
-from harness.checks.out.same_file import EveryRankWritesSameFile
+from harness.checks.out.same_file import EveryRankWritesOutput
 from harness.checks.out.torn_events import EventFileHalfWritten
 from harness.checks.out.two_writers import TwoWritersOneLogDir
 from harness.model import OutcomeKind, Severity
 from harness.probe import eventfiles
 from harness.record import Event, Run
 
-CHECKS = (FolderClearedBySeveralRanks, EveryRankPrints, PrintsLocalLoss, EveryRankWritesSameFile, EventFileHalfWritten, TwoWritersOneLogDir)
+CHECKS = (FolderClearedBySeveralRanks, EveryRankPrints, PrintsLocalLoss, EveryRankWritesOutput, EventFileHalfWritten, TwoWritersOneLogDir)
 
 
 def two(*by_rank: list[Event], **kwargs: object) -> Run:
@@ -98,7 +98,7 @@ def opens(path: str = "/w/metrics.csv", mode: str = "a", y: int = 5, **fields: o
 
 
 def test_same_file_from_two_ranks() -> None:
-    found = findings(EveryRankWritesSameFile, two([opens(y=5), opens(y=9)], [opens(y=5), opens(y=9)]))
+    found = findings(EveryRankWritesOutput, two([opens(y=5), opens(y=9)], [opens(y=5), opens(y=9)]))
     assert [(f.code, f.severity, f.ranks) for f in found] == [("OUT103", Severity.WARNING, (0, 1))]
     assert "metrics.csv" in found[0].message and found[0].where is not None and found[0].where.line == 18
 
@@ -117,24 +117,24 @@ def test_same_file_from_two_ranks() -> None:
     ],
 )
 def test_healthy_ways_to_write(zero: list[Event], one: list[Event]) -> None:
-    assert findings(EveryRankWritesSameFile, two(zero, one)) == []
+    assert findings(EveryRankWritesOutput, two(zero, one)) == []
 
 
 def test_two_hosts_may_have_a_disk_each() -> None:
     apart = run([recording([opens()], rank=0, host="a"), recording([opens()], rank=1, host="b")])
-    assert findings(EveryRankWritesSameFile, apart) == []
+    assert findings(EveryRankWritesOutput, apart) == []
 
 
 def test_files_of_torch_save_are_left_to_ckp() -> None:
     events = [event("save", line=18, path="/w/m.pt", done=False), opens(path="/w/m.pt", mode="w")]
-    assert findings(EveryRankWritesSameFile, two(events, events)) == []
+    assert findings(EveryRankWritesOutput, two(events, events)) == []
 
 
 def test_atomic_replacement_is_advice() -> None:
     def moves(rank: int) -> list[Event]:
         return [event("rename", line=7, src=f"/w/t{rank}", dst="/w/cache.bin", y=2)]
 
-    assert [f.severity for f in findings(EveryRankWritesSameFile, two(moves(0), moves(1)))] == [Severity.ADVICE]
+    assert [f.severity for f in findings(EveryRankWritesOutput, two(moves(0), moves(1)))] == [Severity.ADVICE]
 
 
 PARTIAL, GONE = "/w/cache/v3.partial", "[Errno 2] No such file or directory: 'cache/v3.partial' -> 'cache/v3.npz'"
@@ -165,34 +165,34 @@ def test_a_failure_of_another_kind_stands_beside_the_shared_file(other: Event) -
 
 
 def test_one_temporary_name_is_told_once_and_not_called_a_copy_of_its_own() -> None:
-    (found,) = findings(EveryRankWritesSameFile, two(builds(), builds()))
+    (found,) = findings(EveryRankWritesOutput, two(builds(), builds()))
     assert found.severity is Severity.WARNING and "may be half written" in found.notes[-1]
-    (unseen,) = findings(EveryRankWritesSameFile, two(builds(opened=False), builds(opened=False)))
+    (unseen,) = findings(EveryRankWritesOutput, two(builds(opened=False), builds(opened=False)))
     assert unseen.severity is Severity.ADVICE and "own copy" not in unseen.message and "never half written" not in "".join(unseen.notes)
 
 
 def test_collective_counts_that_differ_are_inconclusive() -> None:
     one = [opens(y=5), event("end", y=9, how="exit")]
     other = [opens(y=5), event("end", y=12, how="exit")]
-    assert findings(EveryRankWritesSameFile, two(one, other)) == []
+    assert findings(EveryRankWritesOutput, two(one, other)) == []
 
 
 def test_folders_named_by_the_clock() -> None:
     def made(path: str) -> list[Event]:
         return [event("mkdir", line=30, path=path, y=1)]
 
-    found = findings(EveryRankWritesSameFile, two(made("/w/runs/20240101-120001"), made("/w/runs/20240101-120002")))
+    found = findings(EveryRankWritesOutput, two(made("/w/runs/20240101-120001"), made("/w/runs/20240101-120002")))
     assert [f.code for f in found] == ["OUT103"] and "clock" in found[0].message
     parents = [event("mkdir", line=30, path="/w/runs", y=1), *made("/w/runs/20240101-120001")]
-    assert len(findings(EveryRankWritesSameFile, two(parents, made("/w/runs/20240101-120002")))) == 1
-    assert len(findings(EveryRankWritesSameFile, two(made("/w/runs/3f9a01bc"), made("/w/runs/77ab02e1")))) == 1
-    assert len(findings(EveryRankWritesSameFile, two(made("/w/runs/120001_3f9a01"), made("/w/runs/120001_770281")))) == 1  # a uuid's piece without a letter
-    assert findings(EveryRankWritesSameFile, two(made("/w/3f9a01bc/000000"), made("/w/3f9a01bc/000001"))) == []  # ranks in six digits below a hash
-    assert findings(EveryRankWritesSameFile, two(made("/tmp/tmp3f9a01bc"), made("/tmp/tmp77ab02e1"))) == []
-    assert findings(EveryRankWritesSameFile, two(made("/w/runs/20240101-120001"), made("/w/runs/20240101-120001"))) == []
-    assert findings(EveryRankWritesSameFile, two(made("/w/120000/rank0"), made("/w/120000/rank1"))) == []
-    assert findings(EveryRankWritesSameFile, two(made("/w/runs/120001-0"), made("/w/runs/120001-1"))) == []
-    assert findings(EveryRankWritesSameFile, two(made("/w/runs/20240101-120001"), [])) == []
+    assert len(findings(EveryRankWritesOutput, two(parents, made("/w/runs/20240101-120002")))) == 1
+    assert len(findings(EveryRankWritesOutput, two(made("/w/runs/3f9a01bc"), made("/w/runs/77ab02e1")))) == 1
+    assert len(findings(EveryRankWritesOutput, two(made("/w/runs/120001_3f9a01"), made("/w/runs/120001_770281")))) == 1  # a uuid's piece without a letter
+    assert findings(EveryRankWritesOutput, two(made("/w/3f9a01bc/000000"), made("/w/3f9a01bc/000001"))) == []  # ranks in six digits below a hash
+    assert findings(EveryRankWritesOutput, two(made("/tmp/tmp3f9a01bc"), made("/tmp/tmp77ab02e1"))) == []
+    assert findings(EveryRankWritesOutput, two(made("/w/runs/20240101-120001"), made("/w/runs/20240101-120001"))) == []
+    assert findings(EveryRankWritesOutput, two(made("/w/120000/rank0"), made("/w/120000/rank1"))) == []
+    assert findings(EveryRankWritesOutput, two(made("/w/runs/120001-0"), made("/w/runs/120001-1"))) == []
+    assert findings(EveryRankWritesOutput, two(made("/w/runs/20240101-120001"), [])) == []
 
 
 def test_two_event_files_in_one_folder() -> None:
